@@ -1,104 +1,176 @@
 """Every setting of a run, declared once: frozen dataclasses from which the flags are generated.
 
-A field carries its type, default, help and unit. A wrong value is a `UsageError` when the Config is built, before
-TensorFlow is imported. `flags.py` makes the command line from these classes; nothing else declares a flag.
+A field carries its type, default, help, unit and legal range. A wrong value is a `UsageError` when the Config is
+built, before TensorFlow is imported. `flags.py` makes the command line from these classes; nothing else declares a flag.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
+
+from trainer.errors import UsageError, did_you_mean
 
 MODES = ('train_and_eval', 'train', 'eval', 'continuous_eval', 'predict', 'export')
 
+# What each mode reads, checked when the Config is built: a glob is tried later, a flag that was forgotten is known now.
+PATHS_OF_MODE = {
+    'train_and_eval': ('train_data_paths', 'eval_data_paths'),
+    'train': ('train_data_paths',),
+    'eval': ('eval_data_paths',),
+    'continuous_eval': ('eval_data_paths',),
+    'predict': ('predict_data_paths',),
+    'export': (),
+}
 
-def setting(default: Any, help: str, *, unit: str = '', choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field with its help text, unit and legal values (any when empty) for the flag made from it."""
-    return dataclasses.field(default=default, metadata={'help': help, 'unit': unit, 'choices': choices})
+_TYPE_NAMES = {bool: 'true or false', int: 'a whole number', float: 'a number', str: 'text'}
+_LIMITS = {
+    'at_least': (lambda value, limit: value >= limit, 'at least {}'),
+    'above': (lambda value, limit: value > limit, 'more than {}'),
+    'at_most': (lambda value, limit: value <= limit, 'at most {}'),
+    'below': (lambda value, limit: value < limit, 'less than {}'),
+}
+
+
+def setting(default: Any, help: str, *, unit: str = '', choices: tuple[str, ...] = (), **limits: float) -> Any:
+    """A dataclass field with all that the flag made from it needs.
+
+    Args:
+        default: the value when the flag is not given; its type is the flag's type (bool, int, float or str).
+        help: one line, lower case.
+        unit: of the value, '' for none.
+        choices: legal values, any when empty.
+        **limits: the legal range of a number: `at_least`, `above`, `at_most`, `below`.
+    """
+    assert limits.keys() <= _LIMITS.keys(), limits
+    return dataclasses.field(default=default, metadata={'help': help, 'unit': unit, 'choices': choices, 'limits': limits})
+
+
+class Section:
+    """A group of settings; building one checks the type, the choices and the range of each value."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            _check_value(field, getattr(self, field.name))
+
+
+def _check_value(field: dataclasses.Field, value: Any) -> None:
+    kind: Any = type(field.default)
+    choices, limits = field.metadata['choices'], field.metadata['limits']
+    # bool is an int to Python, and a step count of True is a mistake; a whole number is a fine float.
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise UsageError(f'--{field.name}: expected {_TYPE_NAMES[kind]}, got {value!r}')
+    if choices and value not in choices:
+        raise UsageError(f'--{field.name}={value}: expected one of {", ".join(choices)}{did_you_mean(value, choices)}')
+    if kind is float and not math.isfinite(value):
+        raise UsageError(f'--{field.name}={value}: expected a finite number')
+    if not all(_LIMITS[name][0](value, limit) for name, limit in limits.items()):
+        raise UsageError(f'--{field.name}={value}: expected {describe_limits(field)}')
+
+
+def describe_limits(field: dataclasses.Field) -> str:
+    """The legal range of a setting in words, such as 'more than 0 and at most 1'; '' when there is none."""
+    return ' and '.join(_LIMITS[name][1].format(limit) for name, limit in field.metadata['limits'].items())
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Section):
     """Run: what to do and where the results go."""
 
     mode: str = setting('train_and_eval', 'what to do', choices=MODES)
     output_path: str = setting('', 'results go here; in a tuning job the trial id is appended')
     job_dir: str = setting('', 'results go here as given (AI Platform sets it, per trial already); beats --output_path')
-    seed: int = setting(1, 'same seed, same initial weights and batches')
+    seed: int = setting(1, 'same seed, same initial weights and batches', at_least=0, at_most=2**31 - 1)
     debug: bool = setting(False, 'show the stack trace of an error')
-    intra_op_threads: int = setting(0, 'threads inside one operation; 0 chooses by the size of the step', unit='threads')
-    inter_op_threads: int = setting(0, 'operations run at once; 0 chooses', unit='threads')
+    intra_op_threads: int = setting(
+        0, 'threads inside one operation; 0 chooses by the size of the step', unit='threads', at_least=0
+    )
+    inter_op_threads: int = setting(0, 'operations run at once; 0 chooses', unit='threads', at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Section):
     """Data: where the records are and how they are read."""
 
     train_data_paths: str = setting('', 'training TFRecord shards: comma-separated files, globs or folders, local or gs://')
     eval_data_paths: str = setting('', 'evaluation TFRecord shards, written the same way')
     predict_data_paths: str = setting('', 'TFRecord or JSON-lines shards for --mode=predict')
     dataset: str = setting('mnist', 'a name in trainer/datasets.py, or package.module:NAME')
-    batch_size: int = setting(100, 'training batch over all replicas together', unit='examples')
-    eval_batch_size: int = setting(1000, 'evaluation and prediction batch over all replicas together', unit='examples')
+    batch_size: int = setting(100, 'training batch over all replicas together', unit='examples', at_least=1)
+    eval_batch_size: int = setting(
+        1000, 'evaluation and prediction batch over all replicas together', unit='examples', at_least=1
+    )
     cache: str = setting(
         'auto', 'keep the parsed training set in memory; auto does when it fits', choices=('auto', 'off', 'memory')
     )
-    cache_memory_share: float = setting(0.25, 'largest share of the memory that the parsed set may take', unit='0 to 1')
-    shuffle_buffer: int = setting(10000, 'records held for shuffling when the set is streamed', unit='records')
-    max_corrupt_records: int = setting(0, 'corrupt records skipped and counted before the run stops', unit='records')
+    cache_memory_share: float = setting(
+        0.25, 'largest share of the memory that the parsed set may take', unit='of 1', above=0, at_most=1
+    )
+    shuffle_buffer: int = setting(10000, 'records held for shuffling when the set is streamed', unit='records', at_least=1)
+    max_corrupt_records: int = setting(
+        0, 'corrupt records skipped and counted before the run stops', unit='records', at_least=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     """Model: the network and its sizes."""
 
     model: str = setting('mlp', 'a name in trainer/models/__init__.py, or package.module:function')
-    hidden1: int = setting(128, 'first hidden layer (mlp, dnn, wide_deep)', unit='units')
-    hidden2: int = setting(32, 'second hidden layer (mlp, dnn, wide_deep)', unit='units')
+    hidden1: int = setting(128, 'first hidden layer (mlp, dnn, wide_deep)', unit='units', at_least=1)
+    hidden2: int = setting(32, 'second hidden layer (mlp, dnn, wide_deep)', unit='units', at_least=1)
     model_params: str = setting('', 'settings of your own model: name=value,... or a JSON object; they join params')
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """Optimizer: how the weights move."""
 
-    optimizer: str = setting(
-        'sgd', 'the update rule', choices=('sgd', 'momentum', 'adagrad', 'adam', 'ftrl')
-    )
-    learning_rate: float = setting(0.1, 'stated for the global batch')
-    momentum: float = setting(0.9, 'for --optimizer=momentum', unit='0 to 1')
+    optimizer: str = setting('sgd', 'the update rule', choices=('sgd', 'momentum', 'adagrad', 'adam', 'ftrl'))
+    learning_rate: float = setting(0.1, 'stated for the global batch', above=0)
+    momentum: float = setting(0.9, 'for --optimizer=momentum', unit='of 1', at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopConfig:
+class LoopConfig(Section):
     """Loop: how long to train, when to save, log and stop."""
 
-    max_steps: int = setting(5000, 'train to this global step', unit='steps')
-    steps_per_loop: int = setting(0, 'steps of one session call, run inside the graph; 0 chooses', unit='steps')
-    save_checkpoints_steps: int = setting(0, 'save this often; 0 saves when an evaluation is due', unit='steps')
-    keep_checkpoint_max: int = setting(5, 'newest checkpoints kept', unit='checkpoints')
-    log_secs: float = setting(5.0, 'print a Train line this often', unit='seconds')
-    summary_steps: int = setting(100, 'write summaries through host_call this often; 0 never', unit='steps')
+    max_steps: int = setting(5000, 'train to this global step', unit='steps', at_least=1)
+    steps_per_loop: int = setting(0, 'steps of one session call, run inside the graph; 0 chooses', unit='steps', at_least=0)
+    save_checkpoints_steps: int = setting(0, 'save this often; 0 saves when an evaluation is due', unit='steps', at_least=0)
+    keep_checkpoint_max: int = setting(5, 'newest checkpoints kept; 0 keeps all', unit='checkpoints', at_least=0)
+    log_secs: float = setting(5.0, 'print a Train line this often', unit='seconds', at_least=0)
+    summary_steps: int = setting(100, 'write summaries through host_call this often; 0 never', unit='steps', at_least=0)
     warm_start_from: str = setting('', 'a checkpoint or a folder with one: take every weight that fits by name and shape')
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Section):
     """Evaluation: how often, on what, and what follows from it."""
 
-    eval_steps: int = setting(1000, 'evaluate each time so many training steps are done; 0 never by steps', unit='steps')
-    eval_secs: float = setting(0.0, 'evaluate each time so many seconds have gone by; 0 never by time', unit='seconds')
+    eval_steps: int = setting(
+        1000, 'evaluate each time so many training steps are done; 0 never by steps', unit='steps', at_least=0
+    )
+    eval_secs: float = setting(
+        0.0, 'evaluate each time so many seconds have gone by; 0 never by time', unit='seconds', at_least=0
+    )
     best_metric: str = setting('', 'metric that decides the best export and early stopping; empty takes accuracy, else loss')
-    best_goal: str = setting('auto', 'auto minimizes names with loss or error in them', choices=('auto', 'maximize', 'minimize'))
+    best_goal: str = setting(
+        'auto', 'auto minimizes names with loss or error in them', choices=('auto', 'maximize', 'minimize')
+    )
     export_best: bool = setting(True, 'export the best model so far to <output>/best/')
-    early_stopping_steps: int = setting(0, 'stop when --best_metric has not improved for so many steps; 0 never', unit='steps')
+    early_stopping_steps: int = setting(
+        0, 'stop when --best_metric has not improved for so many steps; 0 never', unit='steps', at_least=0
+    )
     continuous_eval_timeout_secs: float = setting(
-        600.0, 'in --mode=continuous_eval: end when no new checkpoint came for so long', unit='seconds'
+        600.0, 'in --mode=continuous_eval: end when no new checkpoint came for so long', unit='seconds', above=0
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class TuningConfig:
+class TuningConfig(Section):
     """Tuning: the metric reported to the hyperparameter service."""
 
     metric_tag: str = setting('', 'metric reported through hypertune; empty takes CLOUD_ML_HP_METRIC_TAG, else --best_metric')
@@ -115,3 +187,65 @@ class Config:
     loop: LoopConfig = dataclasses.field(default_factory=LoopConfig)
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     tuning: TuningConfig = dataclasses.field(default_factory=TuningConfig)
+
+    def __post_init__(self) -> None:
+        self._check_paths()
+        self._check_evaluation()
+
+    def _check_paths(self) -> None:
+        for name in PATHS_OF_MODE[self.run.mode]:
+            if not getattr(self.data, name).strip(', '):
+                remedy = ', or --mode=train to train without evaluation' if name == 'eval_data_paths' else ''
+                raise UsageError(f'--{name} is needed by --mode={self.run.mode}: give files, globs or folders{remedy}')
+
+    def _check_evaluation(self) -> None:
+        patience, evaluations = self.eval.early_stopping_steps, self.eval.eval_steps or self.eval.eval_secs
+        if patience and self.run.mode == 'train':
+            raise UsageError(
+                f'--early_stopping_steps={patience}: --mode=train never evaluates, so nothing would stop it;'
+                ' expected --mode=train_and_eval, or 0'
+            )
+        if self.run.mode != 'train_and_eval':
+            return
+        if patience and not evaluations:
+            raise UsageError(
+                f'--early_stopping_steps={patience}: --eval_steps=0 and --eval_secs=0 never evaluate before the end,'
+                ' so nothing would stop it; expected one of them above 0'
+            )
+        save_steps, eval_steps = self.loop.save_checkpoints_steps, self.eval.eval_steps
+        # An evaluation reads a checkpoint: one that falls between two saves would measure weights of long ago.
+        if save_steps and eval_steps % save_steps:
+            raise UsageError(
+                f'--save_checkpoints_steps={save_steps}: an evaluation needs a checkpoint of its step;'
+                f' expected 0 or a divisor of --eval_steps={eval_steps}'
+            )
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """All settings as `{section: {name: value}}`, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, sections: Mapping[str, Mapping[str, Any]]) -> Config:
+        """The Config that `to_dict` came from; settings left out take their defaults.
+
+        Raises:
+            UsageError: a section or setting that does not exist, or an illegal value.
+        """
+        classes = section_classes()
+        for name in sections:
+            if name not in classes:
+                raise UsageError(f'unknown section {name!r} of settings; expected one of {", ".join(classes)}')
+        return cls(**{name: _section_from_dict(classes[name], name, values) for name, values in sections.items()})
+
+
+def section_classes() -> dict[str, type[Section]]:
+    """The sections of Config in their order, by field name."""
+    return {field.name: field.default_factory for field in dataclasses.fields(Config)}  # type: ignore[misc]
+
+
+def _section_from_dict(section: type[Section], name: str, values: Mapping[str, Any]) -> Any:
+    known = {field.name for field in dataclasses.fields(section)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in known:
+            raise UsageError(f'unknown setting {name}.{key}{did_you_mean(key, known)}')
+    return section(**values)
