@@ -1,0 +1,359 @@
+"""The schema of a record: one object that writes, checks, parses and serves tf.train.Examples.
+
+A record passes three stages, and `Schema` knows all of them:
+
+1. `serialized`: [batch] string, what a TFRecord holds.
+2. wire tensors: what `tf.io.parse_example` gives; a raw array is still a string of bytes.
+3. decoded tensors: what the model sees, [batch, ...] with a static shape after the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Iterable, Mapping, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.errors import DataError, UsageError
+
+# What parse_example knows, by the names of tf.train.Feature's lists, with the value that pads a variable length.
+_WIRE_DTYPES = {'bytes': tf.string, 'int64': tf.int64, 'float': tf.float32}
+_PADDING = {'bytes': b'', 'int64': 0, 'float': 0.0}
+_KINDS = {'bytes': 'bytes_list', 'int64': 'int64_list', 'float': 'float_list'}
+# Dtypes that tf.io.decode_raw can produce.
+_RAW_DTYPES = ('uint8', 'int8', 'uint16', 'int16', 'int32', 'int64', 'float16', 'float32', 'float64')
+# A tf.string element in memory before its characters.
+_STRING_OVERHEAD_BYTES = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One named value of an Example.
+
+    Args:
+      dtype: 'bytes', 'int64' or 'float' (float32), as tf.train.Feature stores them.
+      shape: Shape of one example, row-major; `None` is a vector of variable length, parsed to a dense tensor padded
+        with 0 or ''.
+      default: Scalar for records that lack the feature, broadcast to `shape`; `None` makes the feature required.
+      raw: Dtype of a little-endian array of `shape` held in a single bytes value, e.g. 'uint8' for the images of the
+        classic MNIST TFRecords; `None` for a feature that is not such an array.
+      max_length: Width of the parsed tensor of a variable-length feature, and its limit; `None` is the longest of the
+        batch.
+
+    Raises:
+      UsageError: The arguments contradict one another.
+    """
+
+    dtype: str
+    shape: Optional[tuple[int, ...]] = ()
+    default: Any = None
+    raw: Optional[str] = None
+    max_length: Optional[int] = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _WIRE_DTYPES:
+            raise UsageError(f'Feature dtype is {self.dtype!r}; expected one of {", ".join(_WIRE_DTYPES)}')
+        if self.shape is not None:
+            object.__setattr__(self, 'shape', tuple(int(size) for size in self.shape))
+            if any(size < 1 for size in self.shape):
+                raise UsageError(f'Feature shape is {self.shape}; every size must be positive (None: variable length)')
+        if self.raw is not None:
+            if self.dtype != 'bytes' or self.shape is None or self.default is not None:
+                raise UsageError(f"Feature raw={self.raw!r} needs dtype 'bytes', a fixed shape and no default")
+            if self.raw not in _RAW_DTYPES:
+                raise UsageError(f'Feature raw is {self.raw!r}; expected one of {", ".join(_RAW_DTYPES)}')
+        if self.max_length is not None and (self.shape is not None or self.max_length < 1):
+            raise UsageError(f'Feature max_length={self.max_length} needs shape=None and a positive length')
+        if self.is_variable and self.default is not None:
+            raise UsageError('A variable-length Feature takes no default: a record without it has length 0')
+        if isinstance(self.default, str):
+            object.__setattr__(self, 'default', self.default.encode())
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether the length differs between records."""
+        return self.shape is None
+
+    @property
+    def is_required(self) -> bool:
+        """Whether a record without this feature is an error."""
+        return not self.is_variable and self.default is None
+
+    @property
+    def size(self) -> int:
+        """Number of values in one example; 0 when it varies without a limit."""
+        return (self.max_length or 0) if self.shape is None else int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def raw_bytes(self) -> int:
+        """Length of the bytes value of a raw array, in bytes."""
+        return self.size * np.dtype(self.raw).itemsize
+
+    @property
+    def static_shape(self) -> tuple[Optional[int], ...]:
+        """Shape of one decoded example; `None` is a width known only at run time."""
+        return (self.max_length,) if self.shape is None else self.shape
+
+    @property
+    def decoded_dtype(self) -> tf.DType:
+        """Dtype of the decoded tensor."""
+        return tf.as_dtype(self.raw) if self.raw else _WIRE_DTYPES[self.dtype]
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory of one decoded example, in bytes; strings count without their characters."""
+        return self.size * (_STRING_OVERHEAD_BYTES if self.decoded_dtype == tf.string else self.decoded_dtype.size)
+
+    def parsing_spec(self) -> Any:
+        """The feature as `tf.io.parse_example` takes it."""
+        wire_dtype = _WIRE_DTYPES[self.dtype]
+        if self.is_variable:
+            return tf.io.FixedLenSequenceFeature((), wire_dtype, allow_missing=True, default_value=_PADDING[self.dtype])
+        if self.raw:
+            return tf.io.FixedLenFeature((), tf.string)
+        default = None if self.default is None else np.full(self.shape, self.default).tolist()
+        return tf.io.FixedLenFeature(self.shape, wire_dtype, default)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from the defaults, ready for JSON; `Feature(**feature.to_dict())` is equal to it."""
+        values = {'dtype': self.dtype, 'shape': None if self.shape is None else list(self.shape)}
+        default = self.default.decode() if isinstance(self.default, bytes) else self.default
+        optional = {'default': default, 'raw': self.raw, 'max_length': self.max_length}
+        return {**values, **{name: value for name, value in optional.items() if value is not None}}
+
+
+class ServingReceiver(NamedTuple):
+    """The stages of a record as tensors of one v1 graph; any stage can be fed, and what comes before is then not run."""
+
+    serialized: tf.Tensor
+    """[batch] string placeholder: serialized Examples."""
+    wire: dict[str, tf.Tensor]
+    """[batch] string for each raw feature: its bytes before decoding, e.g. what base64 JSON carries."""
+    features: dict[str, tf.Tensor]
+    """[batch, ...] decoded tensor for each feature, in the dtype that the model sees."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The features of a record by name: encodes, checks, parses and serves it.
+
+    Args:
+      features: Name to `Feature`.
+    """
+
+    features: Mapping[str, Feature]
+
+    def __post_init__(self) -> None:
+        if not self.features:
+            raise UsageError('A Schema needs at least one feature')
+        # An own copy in a fixed order: parsing, encoding and the manifest then never depend on the caller's dict.
+        object.__setattr__(self, 'features', {name: self.features[name] for name in sorted(self.features)})
+
+    def __getitem__(self, name: str) -> Feature:
+        return self.features[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.features
+
+    @property
+    def bytes_per_example(self) -> int:
+        """Memory of one decoded example, in bytes; without the characters of strings and lengths that have no limit."""
+        return sum(feature.decoded_bytes for feature in self.features.values())
+
+    @property
+    def has_static_shapes(self) -> bool:
+        """Whether every decoded tensor has a shape known beforehand, apart from the batch."""
+        return all(None not in feature.static_shape for feature in self.features.values())
+
+    def without(self, names: Iterable[str]) -> Schema:
+        """The schema without `names`; names that it does not have are ignored."""
+        excluded = set(names)
+        return Schema({name: feature for name, feature in self.features.items() if name not in excluded})
+
+    def encode(self, example: Mapping[str, Any]) -> bytes:
+        """Serializes one example.
+
+        Args:
+          example: Name to value: numbers or arrays of the feature's shape; `str` or `bytes` for bytes; an array or its
+            bytes for raw features. Optional and variable-length features may be absent or `None`.
+
+        Returns:
+          A serialized tf.train.Example, the same bytes for the same values.
+
+        Raises:
+          DataError: A name is unknown or missing, or a value has another dtype, shape or length.
+        """
+        unknown = sorted(set(example) - set(self.features))
+        if unknown:
+            raise DataError(f'feature {unknown[0]!r} is not in the schema; it has {self._names()}')
+        proto = tf.train.Example()
+        for name, feature in self.features.items():
+            value = example.get(name)
+            if value is None:
+                if feature.is_required:
+                    raise DataError(f'feature {name!r} is missing; the example has {_quoted(example)}')
+                continue
+            values = _encode_value(name, feature, value)
+            getattr(proto.features.feature[name], _KINDS[feature.dtype]).value.extend(values)
+        return proto.SerializeToString(deterministic=True)
+
+    def check(self, serialized: bytes) -> None:
+        """Checks one serialized Example against the schema, without a graph.
+
+        Raises:
+          DataError: It is no Example, or a feature is missing or has another dtype, length or shape; the message says
+            which, what was expected and what was found.
+        """
+        try:
+            proto = tf.train.Example.FromString(serialized)
+        except Exception as error:  # protobuf's DecodeError, whose module differs between its implementations
+            raise DataError(f'is not a tf.train.Example ({len(serialized)} bytes that do not parse)') from error
+        found = proto.features.feature
+        for name, feature in self.features.items():
+            # `in` first: indexing a protobuf map adds the key.
+            kind = found[name].WhichOneof('kind') if name in found else None
+            if kind is None:
+                if feature.is_required:
+                    raise DataError(f'feature {name!r} is missing; the record has {_quoted(found)}')
+                continue
+            if kind != _KINDS[feature.dtype]:
+                raise DataError(f'feature {name!r} holds {kind}, the schema expects {_KINDS[feature.dtype]}')
+            _check_length(name, feature, getattr(found[name], kind).value)
+
+    def parse(self, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Parses a batch of serialized Examples at once, which costs far less than one at a time.
+
+        Args:
+          serialized: [batch] string.
+
+        Returns:
+          Name to [batch, ...] tensor: string, int64, float32, or the dtype of a raw array.
+        """
+        return self.decode(self.parse_wire(serialized))
+
+    def parse_wire(self, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Parses [batch] serialized Examples to wire tensors: raw arrays stay [batch] strings."""
+        specs = {name: feature.parsing_spec() for name, feature in self.features.items()}
+        return tf.io.parse_example(serialized, specs)
+
+    def decode(self, wire: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Turns wire tensors into decoded ones with static shapes after the batch."""
+        return {name: _decode_value(name, feature, wire[name]) for name, feature in self.features.items()}
+
+    def serving_receiver(self, exclude: Iterable[str] = ('label',)) -> ServingReceiver:
+        """Builds the stages of a record in the current v1 graph, for export.
+
+        Args:
+          exclude: Features that only training has; serialized Examples need not hold them.
+
+        Returns:
+          The placeholders of every stage. `features` derives from `wire`, and both from `serialized`, unless fed.
+        """
+        schema = self.without(exclude)
+        serialized = tf.compat.v1.placeholder(tf.string, [None], name='examples')
+        parsed = schema.parse_wire(serialized)
+        wire = {
+            name: tf.compat.v1.placeholder_with_default(parsed[name], [None], name=f'{name}_bytes')
+            for name, feature in schema.features.items()
+            if feature.raw
+        }
+        decoded = schema.decode({**parsed, **wire})
+        features = {
+            name: tf.compat.v1.placeholder_with_default(tensor, tensor.shape, name=name) for name, tensor in decoded.items()
+        }
+        return ServingReceiver(serialized, wire, features)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The schema ready for JSON, as the manifest of a converted dataset holds it."""
+        return {name: feature.to_dict() for name, feature in self.features.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Mapping[str, Any]]) -> Schema:
+        """The schema that `to_dict` described."""
+        return cls({name: Feature(**fields) for name, fields in values.items()})
+
+    def _names(self) -> str:
+        return _quoted(self.features)
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ', '.join(repr(name) for name in sorted(names)) or 'nothing'
+
+
+def _encode_value(name: str, feature: Feature, value: Any) -> list[Any]:
+    if feature.raw:
+        return [_encode_raw(name, feature, value)]
+    if feature.dtype == 'bytes':
+        items = [value] if isinstance(value, (str, bytes)) else np.asarray(value, dtype=object).ravel().tolist()
+        shape = () if isinstance(value, (str, bytes)) else np.asarray(value, dtype=object).shape
+        if not all(isinstance(item, (str, bytes)) for item in items):
+            raise DataError(f'feature {name!r} is {value!r}, the schema expects str or bytes')
+        values = [item.encode() if isinstance(item, str) else item for item in items]
+    else:
+        array = np.asarray(value)
+        kinds = 'iub' if feature.dtype == 'int64' else 'iubf'
+        if array.dtype.kind not in kinds and array.size:
+            raise DataError(f'feature {name!r} has dtype {array.dtype}, the schema expects {feature.dtype}')
+        shape, values = array.shape, array.ravel().tolist()
+    _check_shape(name, feature, shape)
+    return values
+
+
+def _check_shape(name: str, feature: Feature, shape: tuple[int, ...]) -> None:
+    if feature.shape is not None and shape != feature.shape:
+        raise DataError(f'feature {name!r} has shape {shape}, the schema expects {feature.shape}')
+    if feature.shape is None and len(shape) != 1:
+        raise DataError(f'feature {name!r} has shape {shape}, the schema expects a vector of variable length')
+    if feature.max_length is not None and shape[0] > feature.max_length:
+        raise DataError(f'feature {name!r} has {shape[0]} values, the schema allows {feature.max_length} (max_length)')
+
+
+def _encode_raw(name: str, feature: Feature, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        if len(value) != feature.raw_bytes:
+            raise DataError(_wrong_raw_length(name, feature, len(value)))
+        return value
+    array = np.asarray(value)
+    _check_shape(name, feature, array.shape)
+    converted = array.astype(np.dtype(feature.raw).newbyteorder('<'))
+    if not np.array_equal(converted, array):
+        raise DataError(f'feature {name!r} has values that {feature.raw} cannot hold: {array.min()} to {array.max()}')
+    return converted.tobytes()
+
+
+def _wrong_raw_length(name: str, feature: Feature, length: int) -> str:
+    return (
+        f'feature {name!r} has {length} bytes, the schema expects {feature.raw_bytes} '
+        f'({feature.raw} of shape {feature.shape})'
+    )
+
+
+def _check_length(name: str, feature: Feature, values: Any) -> None:
+    if feature.raw:
+        if len(values) != 1:
+            raise DataError(f'feature {name!r} has {len(values)} values, the schema expects one bytes value')
+        if len(values[0]) != feature.raw_bytes:
+            raise DataError(_wrong_raw_length(name, feature, len(values[0])))
+    elif not feature.is_variable and len(values) != feature.size:
+        raise DataError(
+            f'feature {name!r} has {len(values)} values, the schema expects {feature.size} (shape {feature.shape})'
+        )
+    elif feature.max_length is not None and len(values) > feature.max_length:
+        raise DataError(f'feature {name!r} has {len(values)} values, the schema allows {feature.max_length} (max_length)')
+
+
+def _decode_value(name: str, feature: Feature, wire: tf.Tensor) -> tf.Tensor:
+    if feature.raw:
+        decoded = tf.io.decode_raw(wire, tf.as_dtype(feature.raw), little_endian=True)
+        decoded = tf.reshape(decoded, [-1, *feature.static_shape])
+    elif feature.max_length is not None:
+        # Padding by a negative amount fails, so the assertion only serves to say it well.
+        width = tf.shape(wire)[1]
+        message = f'feature {name!r} has more than max_length={feature.max_length} values'
+        with tf.control_dependencies([tf.debugging.assert_less_equal(width, feature.max_length, message=message)]):
+            missing = tf.identity(feature.max_length - width)
+        decoded = tf.pad(wire, [[0, 0], [0, missing]], constant_values=_PADDING[feature.dtype])
+    else:
+        decoded = wire
+    return tf.ensure_shape(decoded, [wire.shape[0], *feature.static_shape])
