@@ -1,0 +1,304 @@
+"""Files and folders, local or remote: the only module that opens, lists, renames or removes a path.
+
+Local paths need nothing but Python. A path with a scheme (gs://, s3://, hdfs://) goes through tf.io.gfile, imported when
+the first one is met. What is written appears whole or not at all. An error of the system is a `DataError` with the
+path and the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob as local_glob
+import os
+import posixpath
+import shutil
+import uuid
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Union, cast
+
+from trainer.errors import DataError, UsageError
+
+_COPY_BYTES = 1 << 20
+_MAX_NAMES_SHOWN = 5
+
+
+def is_remote(path: str) -> bool:
+    """Whether the path has a scheme, such as gs://, and so is TensorFlow's to open."""
+    return '://' in path
+
+
+def join(folder: str, *names: str) -> str:
+    """The path of `names` below `folder`; remote paths always take '/'."""
+    return (posixpath if is_remote(folder) else os.path).join(folder, *names)
+
+
+def split(path: str) -> tuple[str, str]:
+    """The folder and the name that `join` makes the path from; the folder of a bare local name is '.'."""
+    if is_remote(path):
+        scheme, rest = path.split('://', 1)
+        folder, name = posixpath.split(rest)
+        return f'{scheme}://{folder}', name
+    folder, name = os.path.split(path)
+    return folder or '.', name
+
+
+def glob(pattern: str) -> list[str]:
+    """Paths that match, in order; an empty list when none does."""
+    with _reporting('list', pattern):
+        return sorted(_gfile().glob(pattern) if is_remote(pattern) else local_glob.glob(pattern))
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or folder."""
+    with _reporting('look for', path):
+        return _gfile().exists(path) if is_remote(path) else os.path.exists(path)
+
+
+def is_dir(path: str) -> bool:
+    """Whether there is a folder."""
+    with _reporting('look for', path):
+        return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
+
+
+def list_dir(folder: str) -> list[str]:
+    """Names in the folder, in order, without the folder and without a closing '/'."""
+    with _reporting('list', folder):
+        names = _gfile().listdir(folder) if is_remote(folder) else os.listdir(folder)
+    return sorted(name.rstrip('/') for name in names if name.strip('/'))
+
+
+def size(path: str) -> int:
+    """Length of the file in bytes."""
+    with _reporting('read', path):
+        return _gfile().stat(path).length if is_remote(path) else os.path.getsize(path)
+
+
+def modified_secs(path: str) -> float:
+    """When the file was last written, in seconds since 1970."""
+    with _reporting('read', path):
+        return _gfile().stat(path).mtime_nsec / 1e9 if is_remote(path) else os.path.getmtime(path)
+
+
+@contextlib.contextmanager
+def open_read(path: str) -> Iterator[BinaryIO]:
+    """The file opened to read bytes, closed at the end of the block; reading errors become a DataError too."""
+    with _reporting('read', path), _open(path, 'rb') as file:
+        yield file
+
+
+def read_bytes(path: str) -> bytes:
+    """The whole file."""
+    with open_read(path) as file:
+        return file.read()
+
+
+def read_text(path: str) -> str:
+    """The whole file, UTF-8."""
+    try:
+        return read_bytes(path).decode('utf-8')
+    except UnicodeDecodeError as error:
+        raise DataError(f'{path}: not UTF-8 text: {error.reason} at byte {error.start}') from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: str) -> Iterator[str]:
+    """A temporary path beside `path`, for a writer that takes a name; renamed to `path` when the block ends well.
+
+    On an error in the block the temporary file is removed and `path` stays as it was.
+    """
+    folder, name = split(path)
+    make_dirs(folder)
+    temporary = join(folder, f'.{name}.{uuid.uuid4().hex[:8]}.tmp')
+    try:
+        yield temporary
+        rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(DataError):  # the first error is the one to hear of
+            remove(temporary)
+        raise
+
+
+def write_atomic(path: str, data: Union[bytes, str]) -> None:
+    """Writes the file so that a reader finds the old contents or the new, never a part; text as UTF-8."""
+    data = data.encode('utf-8') if isinstance(data, str) else data
+    if is_remote(path):  # an object store shows an object only when all of it has arrived: a rename would add two calls
+        with _reporting('write', path), _open(path, 'wb') as file:
+            file.write(data)
+        return
+    with atomic_path(path) as temporary, _reporting('write', path), _open(temporary, 'wb') as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # else a machine that goes down may leave the new name on an empty file
+
+
+def make_dirs(folder: str) -> None:
+    """Makes the folder and those above it; one that is there already is fine."""
+    with _reporting('make the folder', folder):
+        if is_remote(folder):
+            _gfile().makedirs(folder)
+        else:
+            os.makedirs(folder, exist_ok=True)
+
+
+def rename(source: str, target: str) -> None:
+    """Moves the file to `target`, in place of one that is there."""
+    with _reporting('rename to', target):
+        if is_remote(target):
+            _gfile().rename(source, target, overwrite=True)
+        else:
+            os.replace(source, target)
+
+
+def copy(source: str, target: str) -> None:
+    """Copies the file, between local and remote as well; `target` appears whole."""
+    with open_read(source) as reader, atomic_path(target) as temporary:
+        with _reporting('write', target), _open(temporary, 'wb') as writer:
+            shutil.copyfileobj(reader, writer, _COPY_BYTES)
+
+
+def copy_tree(source: str, target: str) -> None:
+    """Copies all files below the folder `source` to the same names below `target`."""
+    make_dirs(target)
+    for name in list_dir(source):
+        path = join(source, name)
+        (copy_tree if is_dir(path) else copy)(path, join(target, name))
+
+
+def remove(path: str) -> None:
+    """Removes the file."""
+    with _reporting('remove', path):
+        if is_remote(path):
+            _gfile().remove(path)
+        else:
+            os.remove(path)
+
+
+def remove_tree(folder: str) -> None:
+    """Removes the folder and all in it; none being there is fine."""
+    with _reporting('remove', folder):
+        if not exists(folder):
+            return
+        if is_remote(folder):
+            _gfile().rmtree(folder)
+        else:
+            shutil.rmtree(folder)
+
+
+def is_gzip(path: str) -> bool:
+    """Whether the file is GZIP, by its bytes: names lie.
+
+    A TFRecord file starts with the length of its first record, which may spell the three bytes that GZIP starts with
+    (a record of 559,903 bytes does); but then a checksum of that length follows.
+    """
+    with open_read(path) as file:
+        head = file.read(12)
+    return head[:3] == b'\x1f\x8b\x08' and not is_record_head(head)
+
+
+def is_record_head(head: bytes) -> bool:
+    """Whether 12 bytes are a TFRecord's head: its length (8 bytes) and the masked CRC-32C of that, both little-endian."""
+    import google_crc32c
+
+    crc = google_crc32c.value(head[:8])
+    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    return len(head) >= 12 and head[8:12] == masked.to_bytes(4, 'little')
+
+
+def probe_writable(folder: str, flag: str) -> None:
+    """Makes the folder and writes a file into it, so that a wrong output is known before hours of work.
+
+    Raises:
+        DataError: it cannot be; the message names the flag or variable that the folder came from.
+    """
+    probe = join(folder, f'.probe.{uuid.uuid4().hex[:8]}.tmp')
+    try:
+        make_dirs(folder)
+        write_atomic(probe, b'')
+        remove(probe)
+    except DataError as error:
+        raise DataError(f'{flag}: the results cannot be written: {error}; give a folder that can be written to') from error
+
+
+def resolve_files(spec: str, flag: str) -> list[str]:
+    """The files that a flag names.
+
+    Args:
+        spec: comma-separated files, globs and folders, local or remote. Globs and folders leave out what is no data:
+            sub-folders, manifest.json, hidden and temporary files.
+        flag: the flag's name for the message, such as '--train_data_paths'.
+
+    Returns:
+        Paths in order, each once.
+
+    Raises:
+        UsageError: the spec is empty.
+        DataError: an entry matches nothing; says what its folder holds.
+    """
+    entries = [entry.strip() for entry in spec.split(',') if entry.strip()]
+    if not entries:
+        raise UsageError(f'{flag} is empty: give files, globs or folders')
+    files = [path for entry in entries for path in _resolve_entry(entry, flag)]
+    return sorted({path if is_remote(path) else os.path.normpath(path) for path in files})
+
+
+def _resolve_entry(entry: str, flag: str) -> list[str]:
+    if is_dir(entry):
+        found = [join(entry, name) for name in list_dir(entry) if _is_data_name(name)]
+        files = [path for path in found if not is_dir(path)]
+        if not files:
+            raise DataError(f'{flag}: no data files in the folder {entry}; {_describe_folder(entry)}')
+        return files
+    if exists(entry):
+        return [entry]
+    matches = [path for path in glob(entry) if _is_data_name(split(path)[1]) and not is_dir(path)]
+    if not matches:
+        is_pattern = any(character in entry for character in '*?[')
+        problem = f'no file matches {entry}' if is_pattern else f'there is no {entry}'
+        raise DataError(f'{flag}: {problem}; {_describe_folder(split(entry)[0])}')
+    return matches
+
+
+def _is_data_name(name: str) -> bool:
+    return not (name.startswith(('.', '_')) or name.endswith(('.tmp', '~')) or name == 'manifest.json')
+
+
+def _describe_folder(folder: str) -> str:
+    """What a folder holds, for a message; of one that is not there, what the nearest folder above it holds."""
+    missing = ''
+    while not is_dir(folder):
+        parent = split(folder.rstrip('/'))[0]
+        if parent == folder or parent.endswith('://'):
+            return f'there is no folder {folder}'
+        missing = missing or f'there is no folder {folder}; '
+        folder = parent
+    names = list_dir(folder)
+    shown = ', '.join(names[:_MAX_NAMES_SHOWN])
+    more = len(names) - _MAX_NAMES_SHOWN
+    return f'{missing}{folder} holds {shown or "nothing"}' + (f' and {more} more' if more > 0 else '')
+
+
+def _gfile() -> Any:
+    import tensorflow as tf
+
+    return tf.io.gfile
+
+
+def _open(path: str, mode: str) -> BinaryIO:
+    return cast(BinaryIO, _gfile().GFile(path, mode) if is_remote(path) else open(path, mode))
+
+
+@contextlib.contextmanager
+def _reporting(action: str, path: str) -> Iterator[None]:
+    """Turns an error of the system in the block into a DataError: path, action and reason on one line."""
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DataError(f'{path}: cannot {action}: {reason}') from error
+    except Exception as error:
+        if not hasattr(error, 'error_code'):  # what tells a tf.errors.OpError, without importing TensorFlow
+            raise
+        reason = ' '.join(str(getattr(error, 'message', error)).split())
+        raise DataError(f'{path}: cannot {action}: {reason[:300]}') from error
