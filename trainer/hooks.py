@@ -1,0 +1,213 @@
+"""Session hooks, one concern each. All read the state after a session call from a `LoopState`.
+
+TensorFlow's own hooks fetch the global step beside the training op, which races with a loop that raises it many times; these
+fetch `StepResult`, which is read after the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+import tqdm
+
+from trainer.loop import LoopState
+
+logger = logging.getLogger(__name__)
+
+
+class NanLossError(RuntimeError):
+    """The training loss is not a finite number; `step` says after which step."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(f'the loss became {loss} at step {step}')
+        self.step = step
+
+
+class StopOnNanHook(tf.compat.v1.train.SessionRunHook):
+    """Raises NanLossError at the first loss that is not finite, before anything of that step is saved."""
+
+    def __init__(self, state: LoopState) -> None:
+        self._state = state
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs([self._state.result.step, self._state.result.loss])
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        step, loss = run_values.results
+        if not math.isfinite(loss):
+            raise NanLossError(int(step), float(loss))
+
+
+class StopAtStepHook(tf.compat.v1.train.SessionRunHook):
+    """Ends training when `max_steps` is reached."""
+
+    def __init__(self, state: LoopState, max_steps: int) -> None:
+        self._state = state
+        self._max_steps = max_steps
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._state.result.step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if run_values.results >= self._max_steps:
+            run_context.request_stop()
+
+
+class SaveHook(tf.compat.v1.train.CheckpointSaverHook):
+    """Saves a checkpoint whenever a multiple of `save_steps` is passed, or `save_secs` have gone by, and at the end.
+
+    The base class counts from the step at which it started, so after a restart at step 137 it would save at 1137; and it saves
+    at every start, which after a restart replaces a good checkpoint by the same one.
+
+    Args:
+      state: of the loop.
+      directory: of the checkpoints.
+      save_steps: steps; 0 means not by steps.
+      save_secs: seconds; 0 means not by time.
+      listeners: CheckpointSaverListeners; one whose `after_save` returns True ends training.
+      clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        state: LoopState,
+        directory: str,
+        *,
+        save_steps: int,
+        save_secs: float,
+        listeners: Sequence[Any] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(directory, save_steps=max(1, save_steps), listeners=listeners)
+        self._state = state
+        self._every_steps = save_steps
+        self._every_secs = save_secs
+        self._now = clock
+        self._saved_step = 0
+        self._saved_at = 0.0
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        step = int(session.run(self._global_step_tensor))
+        self._saved_step, self._saved_at = step, self._now()
+        if step == 0:
+            # The graph goes to TensorBoard and the first checkpoint to disk, as the base class does it.
+            super().after_create_session(session, coord)
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._state.result.step)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        step = int(run_values.results)
+        passed = self._every_steps and step // self._every_steps > self._saved_step // self._every_steps
+        if passed or (self._every_secs and self._now() - self._saved_at >= self._every_secs):
+            if self._save_at(run_context.session, step):
+                run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        step = int(session.run(self._global_step_tensor))
+        if step != self._saved_step:
+            self._save_at(session, step)
+        for listener in self._listeners:
+            listener.end(session, step)
+
+    def _save_at(self, session: Any, step: int) -> bool:
+        stop = bool(self._save(session, step))
+        self._saved_step, self._saved_at = step, self._now()
+        return stop
+
+
+class ProgressHook(tf.compat.v1.train.SessionRunHook):
+    """Prints the Train lines and, on a terminal, a bar with the loss and the time left; feeds examples/s to the summaries.
+
+    `Train [chief/0], step 482: loss: 1.362, accuracy: 0.642 (8.503 sec) 60.9 global steps/s, 60.9 local steps/s`: seconds are
+    since the start; rates are of the time spent in training, evaluations left out, since the line before.
+
+    Args:
+      state: of the loop.
+      task: role and index, such as 'chief/0'.
+      global_batch_size: examples of a step.
+      max_steps: the last step, for the time left.
+      log_secs: seconds between lines.
+      metrics: scalar summaries named in the line besides the loss, where the model has them.
+      show_bar: None shows the bar on a terminal only.
+      clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        state: LoopState,
+        *,
+        task: str,
+        global_batch_size: int,
+        max_steps: int,
+        log_secs: float,
+        metrics: Sequence[str] = ('accuracy',),
+        show_bar: Optional[bool] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = state
+        self._task = task
+        self._global_batch_size = global_batch_size
+        self._max_steps = max_steps
+        self._log_secs = log_secs
+        self._metrics = metrics
+        self._show_bar = sys.stderr.isatty() if show_bar is None else show_bar
+        self._clock = clock
+        self._bar: Any = None
+        self._step: Optional[int] = None
+        self._steps_per_sec = 0.0
+
+    def begin(self) -> None:
+        self._start = self._clock()
+        self._logged_at = self._start - self._log_secs
+        self._window_steps, self._window_secs = 0, 0.0
+        self._global_step = tf.compat.v1.train.get_global_step()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._step = int(session.run(self._global_step))
+        if self._show_bar:
+            self._bar = tqdm.tqdm(total=self._max_steps, initial=self._step, unit='step', dynamic_ncols=True, leave=False)
+
+    def before_run(self, run_context: Any) -> Any:
+        result = self._state.result
+        fetches = {'step': result.step, 'loss': result.loss}
+        fetches.update((name, result.scalars[name]) for name in self._metrics if name in result.scalars)
+        self._called_at = self._clock()
+        rate = self._steps_per_sec * self._global_batch_size
+        return tf.compat.v1.train.SessionRunArgs(fetches, feed_dict={result.examples_per_sec: [rate]})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        now = self._clock()
+        values = dict(run_values.results)
+        step = int(values.pop('step'))
+        assert self._step is not None
+        self._window_steps += step - self._step
+        self._window_secs += now - self._called_at
+        if self._window_secs:
+            self._steps_per_sec = self._window_steps / self._window_secs
+        if self._bar is not None:
+            self._bar.set_postfix(loss=f'{float(values["loss"]):.3f}', refresh=False)
+            self._bar.update(step - self._step)
+        self._step = step
+        if now - self._logged_at >= self._log_secs or step >= self._max_steps:
+            self._log(step, values, now)
+
+    def end(self, session: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _log(self, step: int, values: dict[str, Any], now: float) -> None:
+        numbers = ', '.join(f'{name}: {float(value.reshape(-1)[0]):.3f}' for name, value in values.items())
+        rate = self._steps_per_sec
+        logger.info(
+            'Train [%s], step %d: %s (%.3f sec) %.1f global steps/s, %.1f local steps/s',
+            *(self._task, step, numbers, now - self._start, rate, rate),
+        )
+        self._logged_at = now
+        self._window_steps, self._window_secs = 0, 0.0

@@ -1,0 +1,45 @@
+"""Optimizers by name, as a model_fn uses them: `params` in, a training op out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Callable
+
+import tensorflow as tf
+
+OPTIMIZERS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
+    'sgd': lambda rate, params: tf.compat.v1.train.GradientDescentOptimizer(rate),
+    'momentum': lambda rate, params: tf.compat.v1.train.MomentumOptimizer(rate, params['momentum']),
+    'adagrad': lambda rate, params: tf.compat.v1.train.AdagradOptimizer(rate),
+    'adam': lambda rate, params: tf.compat.v1.train.AdamOptimizer(rate),
+    'ftrl': lambda rate, params: tf.compat.v1.train.FtrlOptimizer(rate),
+}
+
+
+def make_optimizer(params: Mapping[str, Any], *, name: str = '', learning_rate: Any = None) -> Any:
+    """Returns the optimizer of `params`.
+
+    Args:
+      params: of the model_fn; 'optimizer', 'learning_rate', 'momentum' and 'use_tpu' are read.
+      name: in place of `params['optimizer']`.
+      learning_rate: in place of `params['learning_rate']`; a number or a [] float32 tensor.
+    """
+    rate = params['learning_rate'] if learning_rate is None else learning_rate
+    optimizer = OPTIMIZERS[name or params['optimizer']](rate, params)
+    # On a TPU each core has its own gradients; this averages them.
+    return tf.compat.v1.tpu.CrossShardOptimizer(optimizer) if params.get('use_tpu') else optimizer
+
+
+def make_train_op(loss: tf.Tensor, optimizer: Any, *, var_list: Any = None, global_step: Any = None) -> Any:
+    """Returns the op that makes one step: the update of the weights and UPDATE_OPS (batch normalisation's averages).
+
+    Args:
+      loss: [] float32.
+      optimizer: from `make_optimizer`.
+      var_list: variables to move; None means all that are trainable.
+      global_step: incremented by one; None means the graph's.
+    """
+    step = tf.compat.v1.train.get_or_create_global_step() if global_step is None else global_step
+    update_ops = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
+    minimize_op = optimizer.minimize(loss, global_step=step, var_list=var_list)
+    return tf.group(minimize_op, *update_ops)

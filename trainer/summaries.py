@@ -1,0 +1,112 @@
+"""Summaries that a model_fn collects and `host_call` writes: the same on a TPU, a GPU and a CPU.
+
+A TPU cannot write files, so a model_fn hands tensors to the host through `host_call` and a function there writes them.
+`Summaries` is that hand-over. Each tensor gets a key 'kind/name', and `write_fn` needs nothing but the keys to know what to
+write; so whoever holds the dictionary may add a tensor to it (the training loop adds examples per second).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+STEP_KEY = 'step'
+SCALAR, IMAGE, HISTOGRAM = 'scalar', 'image', 'histogram'
+# TensorBoard shows nothing of what still sits in the writer's queue; its own default is two minutes.
+FLUSH_MILLIS = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class SummaryParams:
+    """Where and how often summaries are written: `params['summaries']` of every model_fn.
+
+    Args:
+      directory: folder of the event files.
+      every_steps: write when the global step is a multiple of this; 0 never writes.
+    """
+
+    directory: str = ''
+    every_steps: int = 0
+
+
+class Summaries:
+    """Collects the tensors of one training step.
+
+    Args:
+      params: `params['summaries']`; None collects but writes nothing.
+    """
+
+    def __init__(self, params: Optional[SummaryParams] = None) -> None:
+        self._params = params or SummaryParams()
+        self._tensors: dict[str, tf.Tensor] = {}
+
+    def scalar(self, name: str, value: Any) -> None:
+        """Collects a [] number; over several replicas the host writes the mean."""
+        self._add(SCALAR, name, tf.reshape(tf.cast(value, tf.float32), [1]))
+
+    def image(self, name: str, images: Any, max_images: int = 4) -> None:
+        """Collects the first `max_images` of [batch, height, width, 1, 3 or 4] images, uint8 or float32 in [0, 1].
+
+        They are cut and turned into uint8 on the device, for all that is collected travels to the host.
+        """
+        images = images[:max_images]
+        if images.dtype != tf.uint8:
+            images = tf.image.convert_image_dtype(images, tf.uint8, saturate=True)
+        self._add(IMAGE, name, images)
+
+    def histogram(self, name: str, values: Any) -> None:
+        """Collects the distribution of a tensor of any shape."""
+        self._add(HISTOGRAM, name, tf.reshape(tf.cast(values, tf.float32), [1, -1]))
+
+    def host_call(self, train_op: Any) -> Optional[tuple[Callable[..., Any], dict[str, tf.Tensor]]]:
+        """Returns the `host_call` of a TPUEstimatorSpec, or None when summaries are off.
+
+        Args:
+          train_op: the step is read after it, or it would race with the update and be off by one now and then.
+        """
+        if not self._params.every_steps or not self._params.directory:
+            return None
+        with tf.control_dependencies([train_op]):
+            step = tf.compat.v1.train.get_or_create_global_step().read_value()
+        return make_write_fn(self._params), {STEP_KEY: tf.reshape(step, [1]), **self._tensors}
+
+    def _add(self, kind: str, name: str, tensor: tf.Tensor) -> None:
+        key = f'{kind}/{name}'
+        if key in self._tensors:
+            raise ValueError(f'the model_fn collects the {kind} summary {name!r} twice; give each its own name')
+        self._tensors[key] = tensor
+
+
+def make_write_fn(params: SummaryParams) -> Callable[..., Any]:
+    """Returns the host function that writes tensors named 'kind/name' when their step is a multiple of `every_steps`."""
+
+    def write_fn(**tensors: tf.Tensor) -> Any:
+        step = tf.cast(tensors.pop(STEP_KEY)[0], tf.int64)
+        writer = tf.summary.create_file_writer(params.directory, flush_millis=FLUSH_MILLIS)
+        with writer.as_default(step), tf.summary.record_if(tf.equal(step % params.every_steps, 0)):
+            for key, tensor in tensors.items():
+                kind, name = key.split('/', 1)
+                if kind == SCALAR:
+                    tf.summary.scalar(name, tf.reduce_mean(tensor))
+                elif kind == IMAGE:
+                    tf.summary.image(name, tensor, max_outputs=64)
+                else:
+                    tf.summary.histogram(name, tensor)
+            return tf.compat.v1.summary.all_v2_summary_ops()
+
+    return write_fn
+
+
+def get_scalars(host_call: Any) -> dict[str, tf.Tensor]:
+    """Returns the scalars of a `host_call` that `Summaries` made, by name; nothing for a host_call of another make."""
+    if not is_ours(host_call):
+        return {}
+    prefix = SCALAR + '/'
+    return {key[len(prefix) :]: tensor for key, tensor in host_call[1].items() if key.startswith(prefix)}
+
+
+def is_ours(host_call: Any) -> bool:
+    """Says whether `Summaries` made this `host_call`."""
+    return host_call is not None and isinstance(host_call[1], dict) and STEP_KEY in host_call[1]
