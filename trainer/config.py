@@ -106,7 +106,7 @@ class DataConfig(Section):
         'auto', 'keep the parsed training set in memory; auto does when it fits', choices=('auto', 'off', 'memory')
     )
     cache_memory_share: float = setting(
-        0.25, 'largest share of the memory that the parsed set may take', unit='of 1', above=0, at_most=1
+        0.25, 'largest share of the memory that the parsed set may take, up to 1', above=0, at_most=1
     )
     shuffle_buffer: int = setting(10000, 'records held for shuffling when the set is streamed', unit='records', at_least=1)
     max_corrupt_records: int = setting(
@@ -130,7 +130,7 @@ class OptimizerConfig(Section):
 
     optimizer: str = setting('sgd', 'the update rule', choices=('sgd', 'momentum', 'adagrad', 'adam', 'ftrl'))
     learning_rate: float = setting(0.1, 'stated for the global batch', above=0)
-    momentum: float = setting(0.9, 'for --optimizer=momentum', unit='of 1', at_least=0, below=1)
+    momentum: float = setting(0.9, 'kept of the last update, for --optimizer=momentum', at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""The entry, `python -m trainer.task`: flags and environment in, exit code out. Every run on any service starts here.
+
+Exit codes: 0 done, 1 the data or the run failed, 2 wrong flags or environment, 130 interrupted. An error is one line on
+stderr, with the stack trace only under --debug. TensorFlow is imported only once the settings are known to be good.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Optional
+
+from trainer import cluster, flags
+from trainer.errors import DataError, UsageError
+
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
+_MAX_MESSAGE = 400  # characters; TensorFlow's own messages can hold pages of graph
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs the job that the flags ask for.
+
+    Args:
+        argv: flags without the program's name; None takes those of this process.
+
+    Returns:
+        The exit code.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    debug = '--debug' in argv  # until the flags are parsed, and for an error in them
+    try:
+        config = flags.parse(argv)
+        debug = config.run.debug
+        _set_up_logs(debug)
+        place = cluster.read_cluster(os.environ)
+        cluster.output_flag(config.run, os.environ)  # a run with no place for its results ends here
+        from trainer import experiment  # type: ignore[attr-defined]  # imports TensorFlow, which takes seconds
+
+        experiment.run(config, place)
+    except KeyboardInterrupt:
+        return _report('interrupted; the same command goes on from the last checkpoint', _INTERRUPTED, debug)
+    except (UsageError, DataError) as error:
+        return _report(str(error), error.exit_code, debug)
+    except Exception as error:
+        message = ' '.join(str(error).split())[:_MAX_MESSAGE]
+        remedy = '' if debug else '; run again with --debug for the stack trace'
+        return _report(f'{type(error).__name__}: {message}{remedy}', 1, debug)
+    return 0
+
+
+def _report(message: str, exit_code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print('trainer: error:', ' '.join(message.split()), file=sys.stderr)
+    return exit_code
+
+
+def _set_up_logs(debug: bool) -> None:
+    """Our own lines on stderr, TensorFlow's only from warnings on; under --debug all there is."""
+    logging.basicConfig(stream=sys.stderr, format='%(message)s', level=logging.INFO)
+    if debug:
+        return
+    # Read by the C++ side when TensorFlow is loaded: leaves out its notes on CPU features and missing GPU libraries.
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+    # Estimator is deprecated in every version that has it, and says so many times a run. The logger is made here so that
+    # TensorFlow finds the level set when it is imported.
+    logging.getLogger('tensorflow').setLevel(logging.ERROR)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
