@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from typing import Callable, Mapping, Optional
+from collections.abc import Mapping
+from typing import Callable, Optional
 
 import tensorflow as tf
 
@@ -28,7 +29,7 @@ class Dataset:
       features_fn: Changes the features of a parsed batch, [batch, ...] to [batch, ...], in training, evaluation,
         prediction and serving alike; `None` leaves them. It runs on the host once per batch: what can be done on the
         device (casts, normalising) belongs in the model.
-      vocabularies: Values of categorical features, most useful first, for the feature columns of tabular models.
+      vocabularies: Known values of categorical features, for the feature columns of tabular models; bytes or int.
       moments: Mean and standard deviation of numeric features over the training split, for normalising.
     """
 
@@ -96,7 +97,7 @@ AUTOMPG = Dataset(
         {
             'cylinders': Feature('int64'),
             'displacement': Feature('float'),  # cubic inches
-            'horsepower': Feature('float', default=93.5),  # unknown for some cars; the default is the median
+            'horsepower': Feature('float', default=95.0),  # unknown for some cars; the default is the median
             'weight': Feature('float'),  # pounds
             'acceleration': Feature('float'),  # seconds from 0 to 60 miles per hour
             'year': Feature('int64'),  # 70 to 82
@@ -112,11 +113,17 @@ AUTOMPG = Dataset(
         'origin': (b'usa', b'europe', b'japan'),
         'cylinders': (3, 4, 5, 6, 8),
         'maker': (
-            b'ford', b'chevrolet', b'plymouth', b'dodge', b'amc', b'toyota', b'datsun', b'volkswagen', b'buick', b'pontiac',
-            b'honda', b'mazda', b'mercury', b'oldsmobile', b'peugeot', b'fiat', b'audi', b'volvo', b'chrysler',
+            b'ford', b'chevrolet', b'plymouth', b'toyota', b'amc', b'dodge', b'datsun', b'volkswagen', b'buick', b'pontiac',
+            b'honda', b'mercury', b'oldsmobile', b'mazda', b'peugeot', b'fiat', b'volvo', b'chrysler', b'opel', b'audi',
         ),
     },
-    moments={},
+    moments={
+        'displacement': (196.4, 103.8),
+        'horsepower': (105.3, 37.8),
+        'weight': (2995.0, 843.0),
+        'acceleration': (15.47, 2.71),
+        'year': (75.96, 3.67),
+    },
 )  # fmt: skip
 
 DATASETS = {'mnist': MNIST, 'autompg': AUTOMPG}
@@ -133,7 +140,7 @@ def get_dataset(spec: str) -> Dataset:
     """
     if ':' not in spec:
         if spec not in DATASETS:
-            raise UsageError(f'--dataset={spec}: no such dataset; expected one of {", ".join(DATASETS)}, or package.module:NAME')
+            raise UsageError(f'--dataset={spec}: expected one of {", ".join(DATASETS)}, or package.module:NAME of your own')
         return DATASETS[spec]
     module_name, _, name = spec.partition(':')
     try:

@@ -10,7 +10,8 @@ A record passes three stages, and `Schema` knows all of them:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterable, Mapping, NamedTuple, Optional
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
