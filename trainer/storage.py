@@ -8,6 +8,7 @@ path and the reason.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import glob as local_glob
 import os
 import posixpath
@@ -98,6 +99,21 @@ def read_text(path: str) -> str:
         return read_bytes(path).decode('utf-8')
     except UnicodeDecodeError as error:
         raise DataError(f'{path}: not UTF-8 text: {error.reason} at byte {error.start}') from error
+
+
+def read_lines(path: str) -> Iterator[str]:
+    """The lines of a text file, plain or GZIP, without their ends, one at a time.
+
+    Raises:
+        DataError: the file cannot be read, or its bytes are not UTF-8.
+    """
+    with open_read(path) as file:
+        stream: Any = gzip.GzipFile(fileobj=file) if is_gzip(path) else file
+        try:
+            for line in stream:
+                yield line.decode('utf-8').rstrip('\r\n')
+        except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+            raise DataError(f'{path}: not a whole text file in UTF-8 ({error})') from error
 
 
 @contextlib.contextmanager

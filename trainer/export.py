@@ -1,0 +1,83 @@
+"""SavedModels for serving: signatures from the schema that wrote the records.
+
+`serving_default` takes named features (JSON), `examples` serialized tf.train.Examples, and `<feature>_bytes`, for a feature that is
+a raw array, its bytes (base64 in JSON, `{"b64": ...}`). All give classes, probabilities and the key that came with the instance.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from trainer import compat, storage
+from trainer.datasets import Dataset
+from trainer.models.classifier import KEY
+
+DEFAULT_SIGNATURE = 'serving_default'
+EXAMPLES = 'examples'
+# No reader takes a folder of this name for an export: TensorFlow Serving wants numbers.
+_UNFINISHED = 'temp-export'
+
+
+def export_model(estimator: Any, dataset: Dataset, directory: str, checkpoint: Optional[str] = None) -> str:
+    """Writes `<directory>/<timestamp>/` and returns its path; nothing of this name is there before it is whole.
+
+    Args:
+      estimator: an Estimator or TPUEstimator.
+      dataset: its schema gives the signatures' inputs.
+      directory: of all exports.
+      checkpoint: path of one; None takes the latest.
+
+    Raises:
+      DataError: the folder cannot be written.
+    """
+    unfinished = storage.join(directory, _UNFINISHED)
+    storage.remove_tree(unfinished)
+    storage.make_dirs(unfinished)
+    written = estimator.export_saved_model(
+        unfinished, make_serving_input_receiver_fn(dataset), checkpoint_path=checkpoint, as_text=False
+    )
+    path = written.decode() if isinstance(written, bytes) else written
+    _name_signatures(path)
+    target = storage.join(directory, path.rstrip('/').rsplit('/', 1)[-1])
+    storage.rename(path, target)
+    storage.remove_tree(unfinished)
+    return target
+
+
+def make_serving_input_receiver_fn(dataset: Dataset) -> Any:
+    """Returns the function that builds the receivers of all signatures in the graph of an export."""
+
+    def serving_input_receiver_fn() -> Any:
+        receiver = dataset.schema.serving_receiver(exclude=(dataset.label,))
+        batch = tf.shape(next(iter(receiver.features.values())))[0]
+        features = dict(receiver.features)
+        # A key is passed through when there is one: feeding it is optional.
+        if KEY not in features:
+            features[KEY] = tf.compat.v1.placeholder_with_default(tf.fill([batch], ''), [None], name=KEY)
+        key = {KEY: features[KEY]}
+        alternatives: dict[str, Any] = {EXAMPLES: {EXAMPLES: receiver.serialized}}
+        for name, tensor in receiver.wire.items():
+            others = {other: value for other, value in features.items() if other != name}
+            alternatives[f'{name}_bytes'] = {f'{name}_bytes': tensor, **others}
+        model_features = dataset.features_fn(dict(receiver.features)) if dataset.features_fn else receiver.features
+        return compat.estimator.export.ServingInputReceiver(
+            {**model_features, **key}, {**features}, receiver_tensors_alternatives=alternatives
+        )
+
+    return serving_input_receiver_fn
+
+
+def _name_signatures(path: str) -> None:
+    """Renames what Estimator calls 'examples:serving_default' to 'examples'."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    name = storage.join(path, 'saved_model.pb')
+    model = saved_model_pb2.SavedModel.FromString(storage.read_bytes(name))
+    for meta_graph in model.meta_graphs:
+        signatures = meta_graph.signature_def
+        for old in [key for key in signatures if key.endswith(f':{DEFAULT_SIGNATURE}')]:
+            signatures[old.partition(':')[0]].CopyFrom(signatures[old])
+            del signatures[old]
+    storage.write_atomic(name, model.SerializeToString())
