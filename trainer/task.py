@@ -37,7 +37,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _set_up_logs(debug)
         place = cluster.read_cluster(os.environ)
         cluster.output_flag(config.run, os.environ)  # a run with no place for its results ends here
-        from trainer import experiment  # type: ignore[attr-defined]  # imports TensorFlow, which takes seconds
+        from trainer import experiment  # imports TensorFlow, which takes seconds
 
         experiment.run(config, place)
     except KeyboardInterrupt:
