@@ -117,6 +117,7 @@ def make_estimator(model_fn: Any, model_dir: Any, *, params: Any, batch_size: in
         params=params,
         use_tpu=False,
         eval_on_tpu=False,
+        export_to_tpu=False,
         train_batch_size=batch_size,
         eval_batch_size=batch_size,
         predict_batch_size=batch_size,

@@ -100,7 +100,8 @@ class Evaluator:
     def _update_best(self, metrics: Mapping[str, float], step: int) -> None:
         name = self._config.best_metric or ('accuracy' if 'accuracy' in metrics else 'loss')
         if name not in metrics:
-            raise UsageError(f'--best_metric={name}: the model has no such metric; it has {", ".join(sorted(metrics))}')
+            names = ', '.join(sorted(set(metrics) - {'global_step'}))
+            raise UsageError(f'--best_metric={name}: the model has no such metric; it has {names}')
         value = metrics[name]
         old = self.best if self.best is not None and self.best.metric == name else None
         if not math.isfinite(value) or (old is not None and not self._is_better(name, value, old.value)):

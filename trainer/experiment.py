@@ -99,6 +99,7 @@ class Experiment:
             params=self.make_params(),
             use_tpu=False,
             eval_on_tpu=False,
+            export_to_tpu=False,
             train_batch_size=config.data.batch_size,
             eval_batch_size=config.data.eval_batch_size,
             predict_batch_size=config.data.eval_batch_size,
@@ -290,7 +291,7 @@ def _train(experiment: Experiment, listeners: list[Any]) -> int:
     try:
         with translate_errors(experiment.dataset, input_fn.files):
             experiment.make_estimator(model_fn=model_fn).train(
-                loop.wrap_input_fn(input_fn), hooks=_make_hooks(experiment, state, listeners)
+                loop.wrap_input_fn(input_fn), hooks=make_hooks(experiment, state, listeners)
             )
     except hooks.NanLossError as error:
         raise DataError(
@@ -300,7 +301,7 @@ def _train(experiment: Experiment, listeners: list[Any]) -> int:
     return experiment.find_checkpoint()[1]
 
 
-def _make_hooks(experiment: Experiment, state: loop.LoopState, listeners: list[Any]) -> list[Any]:
+def make_hooks(experiment: Experiment, state: loop.LoopState, listeners: list[Any]) -> list[Any]:
     """The hooks of training in their order: the clock of the loop first, saving (and evaluating) after the checks."""
     config = experiment.config
     return [
