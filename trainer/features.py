@@ -325,8 +325,7 @@ def _encode_raw(name: str, feature: Feature, value: Any) -> bytes:
 
 def _wrong_raw_length(name: str, feature: Feature, length: int) -> str:
     return (
-        f'feature {name!r} has {length} bytes, the schema expects {feature.raw_bytes} '
-        f'({feature.raw} of shape {feature.shape})'
+        f'feature {name!r} has {length} bytes, the schema expects {feature.raw_bytes} ({feature.raw} of shape {feature.shape})'
     )
 
 
@@ -337,9 +336,7 @@ def _check_length(name: str, feature: Feature, values: Any) -> None:
         if len(values[0]) != feature.raw_bytes:
             raise DataError(_wrong_raw_length(name, feature, len(values[0])))
     elif not feature.is_variable and len(values) != feature.size:
-        raise DataError(
-            f'feature {name!r} has {len(values)} values, the schema expects {feature.size} (shape {feature.shape})'
-        )
+        raise DataError(f'feature {name!r} has {len(values)} values, the schema expects {feature.size} (shape {feature.shape})')
     elif feature.max_length is not None and len(values) > feature.max_length:
         raise DataError(f'feature {name!r} has {len(values)} values, the schema allows {feature.max_length} (max_length)')
 

@@ -199,13 +199,13 @@ def check_first(path: str, checker: Checker) -> bytes:
     record = next(scan(path), None)
     if record is None:
         raise DataError(f'{path}: the file holds no record; write it again or leave it out of the data paths')
-    problem = _judge(record, checker)
+    problem = find_problem(record, checker)
     if problem:
         raise DataError(describe(path, record, problem))
     return record.payload
 
 
-def _judge(record: Record, checker: Checker) -> str:
+def find_problem(record: Record, checker: Checker) -> str:
     """What is wrong with the record; empty when it is sound and as the schema says."""
     if record.problem:
         return record.problem
@@ -241,7 +241,7 @@ def diagnose(paths: Iterable[str], checker: Checker) -> Optional[str]:
         except DataError as error:
             return str(error)
         for record in scan(path):
-            problem = _judge(record, checker)
+            problem = find_problem(record, checker)
             if problem:
                 return describe(path, record, problem)
     return None
@@ -263,7 +263,7 @@ def salvage(path: str, checker: Checker, target: str, *, expected: Optional[int]
     corrupt = good = 0
     is_exact = True
     for record in scan(path):
-        problem = _judge(record, checker)
+        problem = find_problem(record, checker)
         if not problem:
             good += 1
             continue
@@ -274,7 +274,7 @@ def salvage(path: str, checker: Checker, target: str, *, expected: Optional[int]
             corrupt = max(corrupt, (expected or 0) - good)
     if not first_problem:
         return None
-    sound = (frame(record.payload) for record in scan(path) if not _judge(record, checker))
+    sound = (frame(record.payload) for record in scan(path) if not find_problem(record, checker))
     with storage.atomic_path(target) as temporary, open(temporary, 'wb') as file:
         file.writelines(sound)
     return Salvage(path, good, corrupt, first_problem, is_exact)

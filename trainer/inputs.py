@@ -1,0 +1,322 @@
+"""The input_fn of training and evaluation: checks the files, chooses a pipeline, says in the log what runs.
+
+Steps of `make_input_fn`: look at the first bytes of every file; compare with the manifest; give this worker its part; skip
+what is corrupt, when that is allowed, or check the first record; estimate sizes; choose.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import dataclasses
+import logging
+import shutil
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from trainer import manifest, memory, pipelines, records, sharding, storage
+from trainer.config import DataConfig
+from trainer.datasets import Dataset
+from trainer.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+# The feature that tells records (1) from the padding (0) of an evaluation batch.
+WEIGHTS = 'weights'
+# Up to this size a record is cheaper to parse, and then to move as a row of a tensor, than to move as a string.
+_SMALL_RECORD_BYTES = 4096
+_FRAME_BYTES = 16
+_MIN_GZIP_BYTES = 20
+_PARALLEL_FILES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sizes:
+    """What the worker's records amount to; estimated from the first record when no manifest counts them."""
+
+    records: int
+    record_bytes: int
+    """Serialized length of one."""
+    parsed_bytes: int
+    """All of them, parsed."""
+    is_counted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFn:
+    """An input_fn for Estimator and TPUEstimator; `make_input_fn` makes it."""
+
+    files: tuple[str, ...]
+    """The files that it reads: this worker's, with sound copies in place of damaged ones."""
+    corrupt_records: int
+    """Records left out because they are damaged or not as the schema says."""
+    dataset: Dataset
+    pipeline: str
+    """'memory', 'blocks', 'records' or 'exact': which one runs."""
+    batch_size: int
+    """This worker's batch, unless params has one."""
+    source: pipelines.Source
+    seed: int
+    start_step: int
+    shuffle_buffer: int
+
+    def __call__(self, params: Optional[Mapping[str, Any]] = None) -> tf.data.Dataset:
+        """Builds the pipeline in the current graph.
+
+        Args:
+          params: `params['batch_size']`, which TPUEstimator sets, beats the batch of `make_input_fn`; `None` has none.
+
+        Returns:
+          Dataset of (features, labels): name to [batch, ...] tensor, and [batch] int64 in [0, num_classes). The batch is
+          static. Training never ends; evaluation adds the feature 'weights', [batch] float32 of 1 (record) or 0 (padding).
+        """
+        batch_size = (params or {}).get('batch_size') or self.batch_size
+        if self.pipeline == 'exact':
+            return pipelines.evaluate_exactly(self.source, self.dataset, batch_size=batch_size, weights=WEIGHTS)
+        if self.pipeline == 'memory':
+            return pipelines.train_from_memory(
+                self.source, self.dataset, batch_size=batch_size, seed=self.seed, start_step=self.start_step
+            )
+        return pipelines.train_by_streaming(
+            self.source,
+            self.dataset,
+            batch_size=batch_size,
+            seed=self.seed,
+            start_step=self.start_step,
+            shuffle_buffer=self.shuffle_buffer,
+            by_block=self.pipeline == 'blocks',
+        )
+
+    def starting_at(self, step: int) -> InputFn:
+        """The same input_fn from another step on; the files are not looked at again."""
+        return dataclasses.replace(self, start_step=step)
+
+
+def make_input_fn(
+    files: Sequence[str],
+    dataset: Dataset,
+    *,
+    training: bool,
+    global_batch_size: int,
+    seed: int,
+    config: DataConfig,
+    num_workers: int = 1,
+    worker_index: int = 0,
+    start_step: int = 0,
+) -> InputFn:
+    """Makes the input_fn of one worker.
+
+    Args:
+      files: All shards, the same list on every worker; plain or GZIP, found from the bytes.
+      dataset: Schema and label.
+      training: Endless and shuffled; else every record once, in order, the last batch padded.
+      global_batch_size: Records of a step over all workers.
+      seed: Same seed, same batches.
+      config: `cache`, `cache_memory_share`, `shuffle_buffer`, `max_corrupt_records`.
+      num_workers: Workers that share the records.
+      worker_index: From 0, another one on every worker.
+      start_step: Steps done already: from memory the order of records goes on there, streaming shuffles anew.
+
+    Returns:
+      The input_fn, with `files` and `corrupt_records` for diagnosis and summaries.
+
+    Raises:
+      DataError: A file is empty, cut or no TFRecord file; the first record does not fit the schema; more records are
+        corrupt than `max_corrupt_records`; `cache='memory'` and the set does not fit.
+      UsageError: The batch does not divide by the workers.
+    """
+    batch_size = sharding.split_batch_size(global_batch_size, num_workers)
+    shard = sharding.shard_files(files, num_workers, worker_index)
+    compressions = records.find_compressions(shard.files)
+    source = pipelines.Source(shard.files, tuple(compressions), shard)
+    facts = manifest.facts_of(source.files)
+    if config.max_corrupt_records:
+        source, corrupt = _leave_out_corrupt(source, dataset, facts, limit=config.max_corrupt_records)
+    else:
+        corrupt = 0
+        _compare_with_manifest(source, facts)
+    first = _read_first(source, dataset)
+    _check_enough_records(source)
+    sizes = _estimate_sizes(source, dataset, facts, first_record_bytes=len(first))
+    pipeline = _choose_pipeline(dataset, sizes, config) if training else 'exact'
+    _log_choice(pipeline, source, sizes, batch_size=batch_size, config=config)
+    return InputFn(
+        files=source.files,
+        corrupt_records=corrupt,
+        dataset=dataset,
+        pipeline=pipeline,
+        batch_size=batch_size,
+        source=source,
+        seed=seed,
+        start_step=start_step,
+        shuffle_buffer=config.shuffle_buffer,
+    )
+
+
+def _compare_with_manifest(source: pipelines.Source, facts: Mapping[str, manifest.FileFacts]) -> None:
+    """Finds files that were cut: TensorFlow reads one that ends between two records, or a cut GZIP file, without a word."""
+    with concurrent.futures.ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+        sizes = dict(zip(source.files, pool.map(storage.size, source.files)))
+    for path, compression in zip(source.files, source.compressions):
+        if compression and sizes[path] < _MIN_GZIP_BYTES:
+            raise DataError(f'{path}: the GZIP file is cut: it has {sizes[path]} bytes; write it again')
+        if path in facts and sizes[path] != facts[path].bytes:
+            _explain_difference(path, facts[path], num_bytes=sizes[path])
+
+
+def _explain_difference(path: str, facts: manifest.FileFacts, *, num_bytes: int) -> None:
+    count = 0
+    for record in records.scan(path):
+        if record.problem:
+            raise DataError(records.describe(path, record, record.problem))
+        count += 1
+    if count != facts.records:
+        folder = storage.split(path)[0]
+        raise DataError(
+            f'{path}: record {count}: the file ends here with {num_bytes} bytes, {storage.join(folder, manifest.NAME)} states '
+            f'{facts.records} records and {facts.bytes} bytes; write the file again, or delete the manifest if it is outdated'
+        )
+
+
+def _leave_out_corrupt(
+    source: pipelines.Source, dataset: Dataset, facts: Mapping[str, manifest.FileFacts], *, limit: int
+) -> tuple[pipelines.Source, int]:
+    """Replaces damaged files by copies of their sound records; reads every file once."""
+    folder = tempfile.mkdtemp(prefix='trainer-sound-records-')
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    files, compressions = list(source.files), list(source.compressions)
+    found: list[records.Salvage] = []
+    for index, path in enumerate(source.files):
+        target = storage.join(folder, f'{index:05d}-{storage.split(path)[1]}')
+        expected = facts[path].records if path in facts else None
+        salvage = records.salvage(path, dataset, target, expected=expected)
+        if salvage is None:
+            continue
+        found.append(salvage)
+        files[index], compressions[index] = target, ''
+        at_least = '' if salvage.is_count_exact else ' or more (the rest of the file is lost, and no manifest counts it)'
+        logger.warning(
+            '%s: %d corrupt records%s left out, %d sound ones kept; the first: %s',
+            path, salvage.corrupt, at_least, salvage.good, salvage.first_problem,
+        )  # fmt: skip
+        corrupt = sum(item.corrupt for item in found)
+        if corrupt > limit:
+            raise DataError(
+                f'{corrupt} corrupt records, more than --max_corrupt_records={limit}; the first: {found[0].first_problem}'
+            )
+    corrupt = sum(item.corrupt for item in found)
+    logger.info('%d corrupt records left out of %d files (--max_corrupt_records=%d)', corrupt, len(files), limit)
+    return source._replace(files=tuple(files), compressions=tuple(compressions)), corrupt
+
+
+def _read_first(source: pipelines.Source, dataset: Dataset) -> bytes:
+    """The first record, checked."""
+    # A copy without its corrupt records may have none left.
+    for path in source.files:
+        if storage.size(path):
+            return records.check_first(path, dataset)
+    raise DataError(
+        f'{source.files[0]}: no sound record in it nor in the {len(source.files) - 1} other files; write them again'
+    )
+
+
+def _check_enough_records(source: pipelines.Source) -> None:
+    """When workers share files, each must get a record, or it would wait for data for ever."""
+    if not source.shard.is_by_record:
+        return
+    found = 0
+    for path in source.files:
+        for _ in records.scan(path):
+            found += 1
+            if found == source.shard.num_shards:
+                return
+    raise DataError(
+        f'{", ".join(source.files)}: {found} records for {source.shard.num_shards} workers; use fewer workers or more data'
+    )
+
+
+def _estimate_sizes(
+    source: pipelines.Source, dataset: Dataset, facts: Mapping[str, manifest.FileFacts], *, first_record_bytes: int
+) -> _Sizes:
+    with concurrent.futures.ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+        file_bytes = sum(pool.map(_uncompressed_bytes, source.files, source.compressions))
+    is_counted = all(path in facts for path in source.files)
+    if is_counted:
+        total = sum(facts[path].records for path in source.files)
+    else:
+        total = max(1, round(file_bytes / (first_record_bytes + _FRAME_BYTES)))
+    count = source.shard.count(total)
+    serialized_bytes = max(0, file_bytes // total - _FRAME_BYTES) if total else 0
+    has_strings = any(feature.decoded_dtype == tf.string for feature in dataset.schema.features.values())
+    # The characters of strings are not in the schema's count; no record holds more of them than its length.
+    parsed_bytes = count * (dataset.schema.bytes_per_example + (serialized_bytes if has_strings else 0))
+    return _Sizes(count, serialized_bytes, parsed_bytes, is_counted)
+
+
+def _uncompressed_bytes(path: str, compression: str) -> int:
+    """Length of the file as TensorFlow reads it; for GZIP what its last bytes state, modulo 4 GiB."""
+    length = storage.size(path)
+    if not compression:
+        return length
+    with storage.open_read(path) as file:
+        file.seek(length - 4)
+        stated = struct.unpack('<I', file.read(4))[0]
+    return max(length, stated)
+
+
+def _choose_pipeline(dataset: Dataset, sizes: _Sizes, config: DataConfig) -> str:
+    streaming = 'records'
+    if dataset.schema.has_static_shapes and sizes.record_bytes <= _SMALL_RECORD_BYTES:
+        streaming = 'blocks'
+    if config.cache == 'off':
+        return streaming
+    limit = int(memory.limit_bytes() * config.cache_memory_share)
+    numbers = (
+        f'{sizes.records:,} records take {memory.describe(sizes.parsed_bytes)} parsed, --cache_memory_share='
+        f'{config.cache_memory_share} of {memory.describe(memory.limit_bytes())} allows {memory.describe(limit)}'
+    )
+    if not dataset.schema.has_static_shapes:
+        reason = 'features of variable length without max_length cannot be kept as one tensor'
+    elif sizes.parsed_bytes > limit:
+        reason = numbers
+    else:
+        return 'memory'
+    if config.cache == 'memory':
+        raise DataError(f'--cache=memory: {reason}; use --cache=auto or off to stream the set')
+    logger.info('Not kept in memory: %s', reason)
+    return streaming
+
+
+def _log_choice(pipeline: str, source: pipelines.Source, sizes: _Sizes, *, batch_size: int, config: DataConfig) -> None:
+    shard = source.shard
+    part = f'every {shard.num_shards}. record from {shard.index} of' if shard.is_by_record else 'all records of'
+    about = '' if sizes.is_counted else 'about '
+    logger.info(
+        'Reading %s %d files (%d GZIP): %s%s records of %s bytes, batch %d',
+        part, len(source.files), sum(map(bool, source.compressions)), about, f'{sizes.records:,}', sizes.record_bytes,
+        batch_size,
+    )  # fmt: skip
+    parsed_record_bytes = sizes.parsed_bytes // max(1, sizes.records)
+    buffered = min(config.shuffle_buffer, sizes.records)
+    if pipeline == 'memory':
+        logger.info(
+            'Training from memory: the parsed set takes %s (twice that while it loads); each epoch is a permutation of it',
+            memory.describe(sizes.parsed_bytes),
+        )
+    elif pipeline == 'blocks':
+        logger.info(
+            'Training by streaming: chunks of %d records are shuffled, then the records of blocks of %d; the buffers take %s',
+            pipelines.CHUNK_RECORDS, max(1, config.shuffle_buffer // 2),
+            memory.describe(buffered / 2 * (sizes.record_bytes + 2 * parsed_record_bytes)),
+        )  # fmt: skip
+    elif pipeline == 'records':
+        logger.info(
+            'Training by streaming: a buffer of %d records is shuffled; it takes %s',
+            config.shuffle_buffer, memory.describe(buffered * sizes.record_bytes),
+        )  # fmt: skip
+    else:
+        logger.info('Evaluating every record once: %s%d batches', about, sharding.count_batches(sizes.records, batch_size))
