@@ -10,7 +10,7 @@ import json
 import logging
 import posixpath
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -78,8 +78,10 @@ def predict_shards(
             while done < len(reader.counts) and len(lines) == reader.counts[done]:
                 finish_shard()
             lines.append(json.dumps(_to_json(prediction), allow_nan=False))
-        while done < len(missing):
+        while done < len(reader.counts):
             finish_shard()
+    if reader.error:
+        raise reader.error
     return list(targets.values())
 
 
@@ -91,16 +93,21 @@ class _ShardReader:
         self._dataset = dataset
         self._schema = dataset.features_schema
         self.counts: list[int] = []  # records of each shard that has been read to its end
+        self.error: Optional[DataError] = None
 
     def read(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yields (serialized Example, key) of every record."""
-        self.counts.clear()
+        """Yields (serialized Example, key) of every record, up to the first bad one, which is then `error`."""
         for path in self._files:
             is_json = path.lower().endswith(JSON_ENDINGS)
             count = 0
-            for serialized, key in self._read_json(path) if is_json else self._read_records(path):
-                yield serialized, key or f'{posixpath.basename(path)}:{count}'.encode()
-                count += 1
+            try:
+                for serialized, key in self._read_json(path) if is_json else self._read_records(path):
+                    yield serialized, key or f'{posixpath.basename(path)}:{count}'.encode()
+                    count += 1
+            except DataError as error:
+                # Raised through TensorFlow it would come out as a page of its own; the shards before are whole.
+                self.error = error
+                return
             self.counts.append(count)
 
     def _read_records(self, path: str) -> Iterator[tuple[bytes, bytes]]:

@@ -41,7 +41,7 @@ def find_checkpoint(path: str) -> str:
       DataError: there is none.
     """
     found = tf.train.latest_checkpoint(path) if storage.is_dir(path) else path
-    if not found or not tf.train.checkpoint_exists(found):
+    if not found or not tf.compat.v1.train.checkpoint_exists(found):
         raise DataError(f'--warm_start_from={path}: no checkpoint there; give model.ckpt-N without its ending, or its folder')
     return found
 
