@@ -63,8 +63,9 @@ def _set_up_logs(debug: bool) -> None:
     logging.basicConfig(stream=sys.stderr, format='%(message)s', level=logging.INFO)
     if debug:
         return
-    # Read by the C++ side when TensorFlow is loaded: leaves out its notes on CPU features and missing GPU libraries.
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+    # Read by the C++ side when TensorFlow is loaded. Level 2 would leave its "errors", but on a machine without a GPU these
+    # are four lines about CUDA in every run, and a real one is raised as an exception as well.
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     # Estimator is deprecated in every version that has it, and says so many times a run. The logger is made here so that
     # TensorFlow finds the level set when it is imported.
     logging.getLogger('tensorflow').setLevel(logging.ERROR)
