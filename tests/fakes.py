@@ -46,6 +46,7 @@ def make_params(**settings: Any) -> dict[str, Any]:
     defaults = {
         'hidden1': 8,
         'hidden2': 6,
+        'dropout': 0.0,
         'num_classes': 3,
         'optimizer': 'sgd',
         'learning_rate': 0.1,

@@ -121,6 +121,9 @@ class ModelConfig(Section):
     model: str = setting('mlp', 'a name in trainer/models/__init__.py, or package.module:function')
     hidden1: int = setting(128, 'first hidden layer (mlp, dnn, wide_deep)', unit='units', at_least=1)
     hidden2: int = setting(32, 'second hidden layer (mlp, dnn, wide_deep)', unit='units', at_least=1)
+    dropout: float = setting(
+        0.0, 'hidden units left out at random in training (mlp, dnn, wide_deep)', unit='of 1', at_least=0, below=1
+    )
     model_params: str = setting('', 'settings of your own model: name=value,... or a JSON object; they join params')
 
 

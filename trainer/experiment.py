@@ -36,6 +36,7 @@ from trainer.tuning import make_reporter
 logger = logging.getLogger(__name__)
 
 FINAL_FILE = 'final_metrics.json'
+VERSIONS = {'trainer': trainer.__version__, 'tensorflow': tf.__version__, 'python': platform.python_version()}
 # How often a continuous evaluation looks for a checkpoint.
 POLL_SECS = 2.0
 
@@ -70,9 +71,9 @@ class Experiment:
         self.export_dir = export_dir(config.run, cluster, environ)
         self._model_params = parse_model_params(config.model.model_params)
         self._environ = environ
-        storage.make_dirs(self.output_dir)
         storage.probe_writable(self.output_dir, output_flag(config.run, environ))
         self._write_config()
+        self._log_start()
 
     def make_estimator(self, *, model_fn: Optional[Callable[..., Any]] = None) -> Any:
         """Returns the Estimator of this run, over `model_fn` (None: the model's own)."""
@@ -178,13 +179,18 @@ class Experiment:
         match = re.search(r'-(\d+)$', path)
         return path, int(match.group(1)) if match else 0
 
+    def _log_start(self) -> None:
+        logger.info('Original job data: %s', dict(self.cluster.job))
+        logger.info('%s; devices: %s', ', '.join(f'{name} {number}' for name, number in VERSIONS.items()), _list_devices())
+        data, loop_config = self.config.data, self.config.loop
+        logger.info(
+            'Model %s on dataset %s to %s; global batch %d = 1 replica x %d, to step %d',
+            *(self.config.model.model, self.dataset.name, self.output_dir),
+            *(data.batch_size, data.batch_size, loop_config.max_steps),
+        )
+
     def _write_config(self) -> None:
-        versions = {
-            'trainer': trainer.__version__,
-            'tensorflow': tf.__version__,
-            'python': platform.python_version(),
-        }
-        content = {'config': self.config.to_dict(), 'versions': versions, 'task': self.cluster.name}
+        content = {'config': self.config.to_dict(), 'versions': VERSIONS, 'task': self.cluster.name}
         storage.write_atomic(storage.join(self.output_dir, 'config.json'), json.dumps(content, indent=2) + '\n')
 
 
@@ -371,3 +377,9 @@ def translate_errors(dataset: Dataset, files: Sequence[str]) -> Iterator[None]:
         if culprit is None:
             raise
         raise DataError(culprit) from error
+
+
+def _list_devices() -> str:
+    """Processors that TensorFlow sees, as '1 CPU' or '1 CPU, 2 GPU'."""
+    kinds = [device.device_type for device in tf.config.list_physical_devices()]
+    return ', '.join(f'{kinds.count(kind)} {kind}' for kind in dict.fromkeys(kinds))

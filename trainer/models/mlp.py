@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
+from trainer import compat
 from trainer.models.classifier import get_inputs, make_classifier_spec
 from trainer.summaries import Summaries
 
@@ -18,7 +19,7 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: Optional[tf.Tensor], mod
       features: 'image' [batch, pixels] uint8, or float32 in [0, 1].
       labels: [batch] int64.
       mode: a ModeKeys value.
-      params: 'hidden1', 'hidden2' (units), 'num_classes', and what the classifier reads.
+      params: 'hidden1', 'hidden2' (units), 'dropout', 'num_classes', and what the classifier reads.
     """
     (images,) = get_inputs(features).values()
     pixels = images.shape[-1]
@@ -31,8 +32,15 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: Optional[tf.Tensor], mod
     for name, units in (('hidden1', params['hidden1']), ('hidden2', params['hidden2'])):
         net = tf.nn.relu(dense(net, units, name=name, stddev=(2.0 / net.shape[-1]) ** 0.5))
         summaries.histogram(name, net)
+        net = drop(net, mode, params)
     logits = dense(net, params['num_classes'], name='logits', stddev=(1.0 / net.shape[-1]) ** 0.5)
     return make_classifier_spec(logits, features, labels, mode, params, summaries=summaries)
+
+
+def drop(net: tf.Tensor, mode: str, params: Mapping[str, Any]) -> tf.Tensor:
+    """Returns `net` with a share `params['dropout']` of its units at 0 when training (Srivastava et al. 2014)."""
+    rate = params['dropout'] if mode == compat.estimator.ModeKeys.TRAIN else 0.0
+    return tf.nn.dropout(net, rate=rate) if rate else net
 
 
 def dense(inputs: tf.Tensor, units: int, *, name: str, stddev: float) -> tf.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from trainer.models.classifier import get_inputs, make_classifier_spec
-from trainer.models.mlp import dense
+from trainer.models.mlp import dense, drop
 from trainer.optimizers import make_optimizer, make_train_op
 from trainer.summaries import Summaries
 
@@ -30,14 +30,14 @@ def linear_model_fn(features: Any, labels: Optional[tf.Tensor], mode: str, param
 def dnn_model_fn(features: Any, labels: Optional[tf.Tensor], mode: str, params: Mapping[str, Any]) -> Any:
     """A perceptron with two hidden layers of `params['hidden1']` and `params['hidden2']` units on the columns."""
     summaries = Summaries(params.get('summaries'))
-    logits = _deep_logits(features, params, summaries)
+    logits = _deep_logits(features, mode, params, summaries)
     return make_classifier_spec(logits, features, labels, mode, params, summaries=summaries)
 
 
 def wide_deep_model_fn(features: Any, labels: Optional[tf.Tensor], mode: str, params: Mapping[str, Any]) -> Any:
     """The sum of both: FTRL moves the wide part, the optimizer of `params` the deep part, one loss drives them."""
     summaries = Summaries(params.get('summaries'))
-    logits = _linear_logits(features, params) + _deep_logits(features, params, summaries)
+    logits = _linear_logits(features, params) + _deep_logits(features, mode, params, summaries)
 
     def make_joint_train_op(loss: tf.Tensor) -> tf.Operation:
         linear_rate = min(params['learning_rate'], MAX_LINEAR_LEARNING_RATE)
@@ -88,7 +88,7 @@ def _linear_logits(features: Any, params: Mapping[str, Any]) -> tf.Tensor:
         return dense(tf.concat([*numbers, *categories], axis=1), params['num_classes'], name='logits', stddev=0.0)
 
 
-def _deep_logits(features: Any, params: Mapping[str, Any], summaries: Summaries) -> tf.Tensor:
+def _deep_logits(features: Any, mode: str, params: Mapping[str, Any], summaries: Summaries) -> tf.Tensor:
     numbers, categories = make_columns(features, params)
     with tf.compat.v1.variable_scope('deep', reuse=tf.compat.v1.AUTO_REUSE):
         # A one-hot row times a matrix is an embedding: the first layer learns it.
@@ -96,4 +96,5 @@ def _deep_logits(features: Any, params: Mapping[str, Any], summaries: Summaries)
         for name in ('hidden1', 'hidden2'):
             net = tf.nn.relu(dense(net, params[name], name=name, stddev=(2.0 / net.shape[-1]) ** 0.5))
             summaries.histogram(name, net)
+            net = drop(net, mode, params)
         return dense(net, params['num_classes'], name='logits', stddev=(1.0 / net.shape[-1]) ** 0.5)
