@@ -113,7 +113,7 @@ class Feature:
             return tf.io.FixedLenSequenceFeature((), wire_dtype, allow_missing=True, default_value=_PADDING[self.dtype])
         if self.raw:
             return tf.io.FixedLenFeature((), tf.string)
-        default = None if self.default is None else np.full(self.shape, self.default).tolist()
+        default = None if self.default is None else np.full(self.shape or (), self.default).tolist()
         return tf.io.FixedLenFeature(self.shape, wire_dtype, default)
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import atexit
 import concurrent.futures
 import dataclasses
 import logging
-import shutil
 import struct
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -131,13 +130,11 @@ def make_input_fn(
     """
     batch_size = sharding.split_batch_size(global_batch_size, num_workers)
     shard = sharding.shard_files(files, num_workers, worker_index)
-    compressions = records.find_compressions(shard.files)
-    source = pipelines.Source(shard.files, tuple(compressions), shard)
-    facts = manifest.facts_of(source.files)
+    facts = manifest.facts_of(shard.files)
     if config.max_corrupt_records:
-        source, corrupt = _leave_out_corrupt(source, dataset, facts, limit=config.max_corrupt_records)
+        source, corrupt = _leave_out_corrupt(shard, dataset, facts, limit=config.max_corrupt_records)
     else:
-        corrupt = 0
+        source, corrupt = pipelines.Source(shard.files, tuple(records.find_compressions(shard.files)), shard), 0
         _compare_with_manifest(source, facts)
     first = _read_first(source, dataset)
     _check_enough_records(source)
@@ -183,21 +180,23 @@ def _explain_difference(path: str, facts: manifest.FileFacts, *, num_bytes: int)
 
 
 def _leave_out_corrupt(
-    source: pipelines.Source, dataset: Dataset, facts: Mapping[str, manifest.FileFacts], *, limit: int
+    shard: sharding.Shard, dataset: Dataset, facts: Mapping[str, manifest.FileFacts], *, limit: int
 ) -> tuple[pipelines.Source, int]:
     """Replaces damaged files by copies of their sound records; reads every file once."""
     folder = tempfile.mkdtemp(prefix='trainer-sound-records-')
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    files, compressions = list(source.files), list(source.compressions)
+    atexit.register(storage.remove_tree, folder)
+    files, compressions = [], []
     found: list[records.Salvage] = []
-    for index, path in enumerate(source.files):
+    for index, path in enumerate(shard.files):
+        compression = _find_compression_or_damage(path, facts)
         target = storage.join(folder, f'{index:05d}-{storage.split(path)[1]}')
         expected = facts[path].records if path in facts else None
         salvage = records.salvage(path, dataset, target, expected=expected)
+        files.append(target if salvage else path)
+        compressions.append('' if salvage else compression)
         if salvage is None:
             continue
         found.append(salvage)
-        files[index], compressions[index] = target, ''
         at_least = '' if salvage.is_count_exact else ' or more (the rest of the file is lost, and no manifest counts it)'
         logger.warning(
             '%s: %d corrupt records%s left out, %d sound ones kept; the first: %s',
@@ -210,7 +209,17 @@ def _leave_out_corrupt(
             )
     corrupt = sum(item.corrupt for item in found)
     logger.info('%d corrupt records left out of %d files (--max_corrupt_records=%d)', corrupt, len(files), limit)
-    return source._replace(files=tuple(files), compressions=tuple(compressions)), corrupt
+    return pipelines.Source(tuple(files), tuple(compressions), shard), corrupt
+
+
+def _find_compression_or_damage(path: str, facts: Mapping[str, manifest.FileFacts]) -> str:
+    """As `records.find_compression`, but a file that the manifest counts may be lost from its first byte on."""
+    try:
+        return records.find_compression(path)
+    except DataError:
+        if path not in facts:  # a wrong file, as like as not
+            raise
+        return ''
 
 
 def _read_first(source: pipelines.Source, dataset: Dataset) -> bytes:
@@ -309,7 +318,7 @@ def _log_choice(pipeline: str, source: pipelines.Source, sizes: _Sizes, *, batch
         )
     elif pipeline == 'blocks':
         logger.info(
-            'Training by streaming: chunks of %d records are shuffled, then the records of blocks of %d; the buffers take %s',
+            'Training by streaming: chunks of up to %d records are shuffled, then the records of blocks of %d; the buffers take %s',
             pipelines.CHUNK_RECORDS, max(1, config.shuffle_buffer // 2),
             memory.describe(buffered / 2 * (sizes.record_bytes + 2 * parsed_record_bytes)),
         )  # fmt: skip

@@ -24,6 +24,8 @@ from trainer.storage import is_remote
 _SUPER_BATCH_RECORDS = 1024
 # Records of a chunk: read from one file in a row, parsed in one call, moved as a whole by the first of two shuffles.
 CHUNK_RECORDS = 256
+# Chunks of a block, at least: with a small buffer chunks shrink, so that a block still draws on many places.
+_MIN_CHUNKS = 16
 # Records of one call when the whole set is loaded.
 _LOAD_RECORDS = 4096
 # Files open at once.
@@ -144,7 +146,7 @@ def train_by_streaming(
       seed: Same seed and start, same batches.
       start_step: Enters the seed, so that a resumed run does not see the start of the first one again.
       shuffle_buffer: Records held for shuffling.
-      by_block: Shuffle chunks of `CHUNK_RECORDS` and then the records within blocks, for records of fixed size; else a
+      by_block: Shuffle chunks of up to `CHUNK_RECORDS` and then the records within blocks, for records of fixed size; else a
         buffer of single records.
     """
     seed = (seed + _START_STEP_FACTOR * start_step) % _SEED_RANGE
@@ -155,7 +157,7 @@ def train_by_streaming(
 def _stream_blocks(source: Source, dataset: Dataset, *, batch_size: int, seed: int, shuffle_buffer: int) -> tf.data.Dataset:
     # Half of the buffer holds chunks, which carry records far; the other half is a block that mixes those of many chunks.
     block_records = max(1, shuffle_buffer // 2)
-    chunk_records = min(CHUNK_RECORDS, block_records)
+    chunk_records = max(1, min(CHUNK_RECORDS, block_records // _MIN_CHUNKS))
     chunks = _read(source, shuffle_seed=seed, chunk_records=chunk_records)
     chunks = chunks.shuffle(max(1, block_records // chunk_records), seed=seed + 1)
     chunks = chunks.map(lambda serialized: parse_labelled(serialized, dataset), num_parallel_calls=_parallel_calls())

@@ -27,6 +27,7 @@ _CRC = struct.Struct('<I')
 # Files looked at side by side: on a remote store nearly all of the time is waiting.
 _PARALLEL_FILES = 16
 _READ_BYTES = 1 << 20
+_MAX_READ_BYTES = 64 << 20
 # First bytes of what users take for TFRecords.
 _OTHER_FORMATS = (
     (b'\x78\x01', 'ZLIB'), (b'\x78\x9c', 'ZLIB'), (b'\x78\xda', 'ZLIB'), (b'BZh', 'bzip2'), (b'\x28\xb5\x2f\xfd', 'zstd'),
@@ -136,7 +137,7 @@ def _read_record(stream: BinaryIO, index: int, offset: int) -> Optional[Record]:
         length, length_crc = _HEAD.unpack(head)
         if masked_crc(head[:8]) != length_crc:
             return ending('the length of the record fails its checksum')
-        payload = stream.read(length)
+        payload = _read_exactly(stream, length)
         crc = stream.read(_CRC.size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         return ending(f'the GZIP file is cut or damaged here ({error})')
@@ -145,6 +146,18 @@ def _read_record(stream: BinaryIO, index: int, offset: int) -> Optional[Record]:
     if masked_crc(payload) != _CRC.unpack(crc)[0]:
         return Record(index, offset, payload, f'the {length} bytes of the record fail their checksum')
     return Record(index, offset, payload)
+
+
+def _read_exactly(stream: BinaryIO, length: int) -> bytes:
+    """Reads in pieces: of a cut file the length may be far more than there is, or than fits in memory."""
+    pieces = []
+    while length > 0:
+        piece = stream.read(min(length, _MAX_READ_BYTES))
+        if not piece:
+            break
+        pieces.append(piece)
+        length -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b''.join(pieces)
 
 
 @contextlib.contextmanager
@@ -166,10 +179,11 @@ def find_compressions(paths: Sequence[str]) -> list[str]:
       DataError: A file is empty, or does not begin as a TFRecord or GZIP file does.
     """
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        return list(pool.map(_find_compression, paths))
+        return list(pool.map(find_compression, paths))
 
 
-def _find_compression(path: str) -> str:
+def find_compression(path: str) -> str:
+    """Looks at the first bytes of a file: '' or 'GZIP', or a DataError as `find_compressions` raises it."""
     with storage.open_read(path) as file:
         head = file.read(_HEAD.size)
     if not head:
@@ -237,7 +251,7 @@ def diagnose(paths: Iterable[str], checker: Checker) -> Optional[str]:
     """
     for path in paths:
         try:
-            _find_compression(path)
+            find_compression(path)
         except DataError as error:
             return str(error)
         for record in scan(path):
@@ -271,10 +285,11 @@ def salvage(path: str, checker: Checker, target: str, *, expected: Optional[int]
         corrupt += 1
         if record.ends_file:
             is_exact = expected is not None
-            corrupt = max(corrupt, (expected or 0) - good)
+    lost = (expected or 0) - good - corrupt
+    if lost > 0:
+        first_problem = first_problem or f'{path}: record {good}: the file ends here, the manifest states {expected} records'
+        corrupt += lost
     if not first_problem:
         return None
-    sound = (frame(record.payload) for record in scan(path) if not find_problem(record, checker))
-    with storage.atomic_path(target) as temporary, open(temporary, 'wb') as file:
-        file.writelines(sound)
+    write_file(target, (record.payload for record in scan(path) if not find_problem(record, checker)))
     return Salvage(path, good, corrupt, first_problem, is_exact)

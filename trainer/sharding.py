@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from trainer.errors import UsageError
 
 
-class Shard(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Shard:
     """What one worker reads."""
 
     files: tuple[str, ...]
