@@ -426,7 +426,9 @@ def test_more_corrupt_records_than_allowed_is_an_error(tmp_path):
     files = shards.write_digits(tmp_path, [5, 5])
     shards.damage(files[0], 50)
     shards.damage(files[1], 50)
-    with pytest.raises(DataError, match=rf'2 corrupt records, more than --max_corrupt_records=1; the first: {files[0]}: record 0'):
+    with pytest.raises(
+        DataError, match=rf'2 corrupt records, more than --max_corrupt_records=1; the first: {files[0]}: record 0'
+    ):
         make(files, max_corrupt_records=1)
 
 
@@ -457,7 +459,9 @@ def test_file_lost_from_its_first_byte_counts_when_the_manifest_lists_it(tmp_pat
 def test_nothing_sound_is_an_error(tmp_path):
     files = shards.write_digits(tmp_path, [1])
     shards.damage(files[0], 50)
-    with pytest.raises(DataError, match='part-00000.tfrecord: no sound record in it nor in the 0 other files; write them again'):
+    with pytest.raises(
+        DataError, match='part-00000.tfrecord: no sound record in it nor in the 0 other files; write them again'
+    ):
         make(files, max_corrupt_records=9)
 
 

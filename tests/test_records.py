@@ -57,7 +57,10 @@ def test_compression_is_found_from_the_bytes_not_the_name(tmp_path):
         (b'', 'the file is empty; write it again or leave it out of the data paths'),
         (zlib.compress(records.frame(b'x')), 'not a TFRecord file but ZLIB; expected TFRecords, plain or GZIP'),
         (b'PK\x03\x04 rest', 'not a TFRecord file but a zip archive'),
-        (b'label,pixel0,pixel1\n', r"record 0: not a TFRecord file, or its first record is damaged: it begins with b'label,pixel0'"),
+        (
+            b'label,pixel0,pixel1\n',
+            r"record 0: not a TFRecord file, or its first record is damaged: it begins with b'label,pixel0'",
+        ),
         (b'ab', r"record 0: not a TFRecord file, or its first record is damaged: it begins with b'ab'"),
     ],
 )

@@ -27,8 +27,8 @@ class Dataset:
       classes: Names of the classes in the order of the labels; empty when they have none.
       key: Feature that identifies a record in predictions; `None` identifies it by file and position.
       features_fn: Changes the features of a parsed batch, [batch, ...] to [batch, ...], in training, evaluation,
-        prediction and serving alike; `None` leaves them. It runs on the host once per batch: what can be done on the
-        device (casts, normalising) belongs in the model.
+        prediction and serving alike; `None` leaves them. TensorFlow operations only (AutoGraph does not convert it). It
+        runs on the host: what can be done on the device (casts, normalising) belongs in the model.
       vocabularies: Known values of categorical features, for the feature columns of tabular models; bytes or int.
       moments: Mean and standard deviation of numeric features over the training split, for normalising.
     """

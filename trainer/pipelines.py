@@ -38,6 +38,11 @@ _START_STEP_FACTOR = 1_000_003
 _SEED_RANGE = 2**31
 
 
+# Functions given to tf.data hold TensorFlow operations only. Converting their Python all the same takes over a second at the
+# first one.
+_plain = tf.autograph.experimental.do_not_convert
+
+
 class Source(NamedTuple):
     """The records of one worker."""
 
@@ -63,6 +68,7 @@ def _read(source: Source, *, shuffle_seed: Optional[int], chunk_records: Optiona
     # threads cost more than they give (a third of the speed with one thread for each file).
     remote = any(is_remote(path) for path in source.files)
 
+    @_plain
     def open_file(path: tf.Tensor, compression: tf.Tensor) -> tf.data.Dataset:
         opened = tf.data.TFRecordDataset(path, compression_type=compression, buffer_size=(8 << 20) if remote else (256 << 10))
         return opened.batch(chunk_records) if is_chunk_of_file else opened
@@ -109,20 +115,23 @@ def train_from_memory(source: Source, dataset: Dataset, *, batch_size: int, seed
     into the next. So the batch of a step depends on nothing but the seed: starting at `start_step` goes on as if there had
     been no stop.
     """
-    chunks = read_in_order(source).batch(_LOAD_RECORDS).map(lambda serialized: parse_labelled(serialized, dataset))
+    chunks = read_in_order(source).batch(_LOAD_RECORDS).map(_plain(lambda serialized: parse_labelled(serialized, dataset)))
     whole = chunks.rebatch(_EVERYTHING)
     super_batch = sharding.super_batch_size(batch_size, target=_SUPER_BATCH_RECORDS)
 
+    @_plain
     def make_batches(features: dict[str, tf.Tensor], labels: tf.Tensor) -> tf.data.Dataset:
         # `whole` has one element. Its tensors are captured here, not copied, and live as long as the iterator.
         num_records = tf.shape(labels, tf.int64)[0]
         start = tf.constant(start_step, tf.int64) * batch_size
         first_epoch, first_position = start // num_records, start % num_records
 
+        @_plain
         def permute(epoch: tf.Tensor) -> tf.Tensor:
             order = tf.random.experimental.stateless_shuffle(tf.range(num_records), tf.stack([tf.cast(seed, tf.int64), epoch]))
             return order[tf.where(epoch == first_epoch, first_position, 0) :]
 
+        @_plain
         def gather(rows: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
             batch = {name: tf.gather(tensor, rows) for name, tensor in features.items()}
             return (dataset.features_fn(batch) if dataset.features_fn else batch), tf.gather(labels, rows)
@@ -160,8 +169,9 @@ def _stream_blocks(source: Source, dataset: Dataset, *, batch_size: int, seed: i
     chunk_records = max(1, min(CHUNK_RECORDS, block_records // _MIN_CHUNKS))
     chunks = _read(source, shuffle_seed=seed, chunk_records=chunk_records)
     chunks = chunks.shuffle(max(1, block_records // chunk_records), seed=seed + 1)
-    chunks = chunks.map(lambda serialized: parse_labelled(serialized, dataset), num_parallel_calls=_parallel_calls())
+    chunks = chunks.map(_plain(lambda serialized: parse_labelled(serialized, dataset)), num_parallel_calls=_parallel_calls())
 
+    @_plain
     def shuffle_block(number: tf.Tensor, block: tuple[dict[str, tf.Tensor], tf.Tensor]) -> tuple:
         features, labels = block
         order = tf.random.experimental.stateless_shuffle(
@@ -181,7 +191,7 @@ def _stream_records(source: Source, dataset: Dataset, *, batch_size: int, seed: 
         super_batch = sharding.super_batch_size(batch_size, target=_SUPER_BATCH_RECORDS)
     records = _read(source, shuffle_seed=seed, chunk_records=None).shuffle(shuffle_buffer, seed=seed + 1).repeat()
     batches = records.batch(super_batch, drop_remainder=True)
-    parsed = batches.map(lambda serialized: _parse_all(serialized, dataset), num_parallel_calls=_parallel_calls())
+    parsed = batches.map(_plain(lambda serialized: _parse_all(serialized, dataset)), num_parallel_calls=_parallel_calls())
     return _cut(parsed, super_batch, batch_size)
 
 
@@ -198,6 +208,7 @@ def evaluate_exactly(source: Source, dataset: Dataset, *, batch_size: int, weigh
     if dataset.schema.has_static_shapes:
         super_batch = sharding.super_batch_size(batch_size, target=_SUPER_BATCH_RECORDS)
 
+    @_plain
     def parse_and_pad(serialized: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
         features, labels = _parse_all(serialized, dataset)
         missing = -tf.shape(labels)[0] % batch_size
