@@ -259,9 +259,7 @@ class GracefulShutdownHook(session_run_hook.SessionRunHook):
             return self._saver
         savers = ops.get_collection(ops.GraphKeys.SAVERS)
         if len(savers) > 1:
-            logging.error(
-                'Multiple savers in the SAVERS collection: no checkpoint at shutdown. Pass an explicit `saver`.'
-            )
+            logging.error('Multiple savers in the SAVERS collection: no checkpoint at shutdown. Pass an explicit `saver`.')
         return savers[0] if len(savers) == 1 else None
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
