@@ -33,7 +33,7 @@ def write_examples(folder: pathlib.Path, dataset: Dataset, shards: Sequence[Any]
 
 def numbers_of(images: np.ndarray) -> list[int]:
     """Which digits of `make_digits` the images are."""
-    return (images[:, 0].astype(int) + 256 * images[:, 1]).tolist()
+    return (images[:, 0].astype(int) + 256 * images[:, 1].astype(int)).tolist()
 
 
 def damage(path: str, offset: int, data: bytes = b'\xff\xff') -> None:

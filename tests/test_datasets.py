@@ -31,7 +31,7 @@ def test_mnist_is_the_classic_record():
 
 
 def test_unknown_name_lists_the_table():
-    with pytest.raises(UsageError, match='--dataset=mnits: expected one of mnist, autompg, or package.module:NAME'):
+    with pytest.raises(UsageError, match=r'--dataset=mnits: expected one of mnist, autompg, or package.module:NAME'):
         datasets.get_dataset('mnits')
 
 
@@ -46,7 +46,7 @@ def test_own_dataset_is_imported(monkeypatch):
 
 
 def test_module_that_does_not_import_is_named():
-    with pytest.raises(UsageError, match="--dataset=no.such:X: cannot import 'no.such': .*; is it on PYTHONPATH"):
+    with pytest.raises(UsageError, match=r"--dataset=no.such:X: cannot import 'no.such': .*; is it on PYTHONPATH"):
         datasets.get_dataset('no.such:X')
 
 

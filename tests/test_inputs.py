@@ -319,7 +319,7 @@ def test_wrong_first_file_stops_before_the_graph(tmp_path, data, message, traini
 def test_empty_file_among_others_is_named(tmp_path):
     files = shards.write_digits(tmp_path, [3, 3])
     pathlib.Path(files[1]).write_bytes(b'')
-    with pytest.raises(DataError, match='part-00001.tfrecord: the file is empty'):
+    with pytest.raises(DataError, match=r'part-00001.tfrecord: the file is empty'):
         make(files)
 
 
@@ -388,7 +388,7 @@ def test_file_cut_between_records_is_found_by_the_manifest(tmp_path):
     files = shards.write_digits(tmp_path, [5, 5])
     write_manifest(tmp_path, files, [5, 5])
     shards.cut(files[1], 3 * RECORD)
-    with pytest.raises(DataError, match=rf'part-00001.tfrecord: record 3: the file ends here .* states 5 records'):
+    with pytest.raises(DataError, match=r'part-00001.tfrecord: record 3: the file ends here .* states 5 records'):
         make(files)
     shards.cut(files[1], 3 * RECORD - 1)
     with pytest.raises(DataError, match=r'part-00001.tfrecord: record 2 \(byte \d+\): the file is cut within a record'):
@@ -448,7 +448,7 @@ def test_corrupt_length_loses_the_rest_of_the_file_and_says_so(tmp_path, caplog)
 def test_file_lost_from_its_first_byte_counts_when_the_manifest_lists_it(tmp_path):
     files = shards.write_digits(tmp_path, [5, 5])
     shards.damage(files[0], 0)
-    with pytest.raises(DataError, match='part-00000.tfrecord: record 0: not a TFRecord file, or its first record is damaged'):
+    with pytest.raises(DataError, match=r'part-00000.tfrecord: record 0: not a TFRecord file, or its first record is damaged'):
         make(files, max_corrupt_records=9)
     write_manifest(tmp_path, files, [5, 5])
     input_fn = make(files, max_corrupt_records=9, batch=5)
@@ -460,7 +460,7 @@ def test_nothing_sound_is_an_error(tmp_path):
     files = shards.write_digits(tmp_path, [1])
     shards.damage(files[0], 50)
     with pytest.raises(
-        DataError, match='part-00000.tfrecord: no sound record in it nor in the 0 other files; write them again'
+        DataError, match=r'part-00000.tfrecord: no sound record in it nor in the 0 other files; write them again'
     ):
         make(files, max_corrupt_records=9)
 

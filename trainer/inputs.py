@@ -318,7 +318,8 @@ def _log_choice(pipeline: str, source: pipelines.Source, sizes: _Sizes, *, batch
         )
     elif pipeline == 'blocks':
         logger.info(
-            'Training by streaming: chunks of up to %d records are shuffled, then the records of blocks of %d; the buffers take %s',
+            'Training by streaming: chunks of up to %d records are shuffled, then the records of blocks of %d; '
+            'the buffers take %s',
             pipelines.CHUNK_RECORDS, max(1, config.shuffle_buffer // 2),
             memory.describe(buffered / 2 * (sizes.record_bytes + 2 * parsed_record_bytes)),
         )  # fmt: skip
