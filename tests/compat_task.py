@@ -8,6 +8,7 @@ a linear regression on four fixed rows from zero weights: its losses can be work
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -69,7 +70,7 @@ def model_fn(features, labels, mode, params):
     if is_tpu:
         with tf.control_dependencies([train_op]):
             step = tf.reshape(tf.cast(tf.compat.v1.train.get_global_step(), tf.int32), [1])
-        write = lambda step, loss: write_loss(step, loss, params['host_dir'])
+        write = functools.partial(write_loss, model_dir=params['host_dir'])
         host_call = {'host_call': (write, [step, tf.reshape(loss, [1])])}
     return spec(mode, loss=loss, train_op=train_op, training_hooks=[record], **host_call)
 
