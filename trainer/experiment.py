@@ -71,9 +71,16 @@ class Experiment:
         self.export_dir = export_dir(config.run, cluster, environ)
         self._model_params = parse_model_params(config.model.model_params)
         self._environ = environ
+        self._set_tf_config()
         storage.probe_writable(self.output_dir, output_flag(config.run, environ))
         self._write_config()
         self._log_start()
+
+    def _set_tf_config(self) -> None:
+        """Gives Estimator, which reads TF_CONFIG by itself and takes fewer forms of it, the one that it knows."""
+        os.environ.pop('TF_CONFIG', None)
+        if self.cluster.tf_config():
+            os.environ['TF_CONFIG'] = self.cluster.tf_config()
 
     def make_estimator(self, *, model_fn: Optional[Callable[..., Any]] = None) -> Any:
         """Returns the Estimator of this run, over `model_fn` (None: the model's own)."""
