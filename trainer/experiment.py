@@ -298,6 +298,7 @@ def _train(experiment: Experiment, listeners: list[Any]) -> int:
         state=state,
         stop_multiples=[config.loop.summary_steps, experiment.save_steps],
         max_steps=config.loop.max_steps,
+        constants={'corrupt_records': input_fn.corrupt_records} if config.data.max_corrupt_records else {},
     )
     if config.loop.warm_start_from and not checkpoint:
         model_fn = warm_start.wrap_model_fn(model_fn, config.loop.warm_start_from)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
@@ -77,6 +77,7 @@ def wrap_model_fn(
     state: LoopState,
     stop_multiples: Sequence[int],
     max_steps: int,
+    constants: Optional[Mapping[str, float]] = None,
 ) -> Callable[..., Any]:
     """Returns a model_fn that trains many steps a session call.
 
@@ -85,12 +86,16 @@ def wrap_model_fn(
       state: gets the StepResult once the loop is built.
       stop_multiples: no call runs past a multiple of any of these steps (saving, summaries); zeros are passed over.
       max_steps: no call runs past this step.
+      constants: scalar summaries that do not change, by name; None means none.
     """
 
     def looped_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
         if not isinstance(features, LoopInput):
             return model_fn(features, labels, mode, params)
         spec, state.result = _build_loop(model_fn, features.iterator, params, [*stop_multiples], max_steps)
+        if summaries.is_ours(spec.host_call):
+            for name, value in {**(constants or {}), EXAMPLES_PER_SEC: state.result.examples_per_sec}.items():
+                summaries.add_scalar(spec.host_call, name, value)
         return spec
 
     return looped_model_fn
@@ -139,8 +144,6 @@ def _build_loop(model_fn: Any, iterator: Any, params: Any, stop_multiples: list[
             # Fed by the progress hook with what it measured up to the call before.
             examples_per_sec=tf.compat.v1.placeholder_with_default(tf.zeros([1]), [1], name=EXAMPLES_PER_SEC),
         )
-    if summaries.is_ours(host_call):
-        host_call[1][f'{summaries.SCALAR}/{EXAMPLES_PER_SEC}'] = result.examples_per_sec
     looped = compat.estimator.tpu.TPUEstimatorSpec(
         mode=mode,
         loss=result.loss,

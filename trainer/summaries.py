@@ -107,6 +107,11 @@ def get_scalars(host_call: Any) -> dict[str, tf.Tensor]:
     return {key[len(prefix) :]: tensor for key, tensor in host_call[1].items() if key.startswith(prefix)}
 
 
+def add_scalar(host_call: Any, name: str, value: Any) -> None:
+    """Adds a number or a [1] tensor to a `host_call` that `Summaries` made."""
+    host_call[1][f'{SCALAR}/{name}'] = tf.reshape(tf.cast(value, tf.float32), [1])
+
+
 def is_ours(host_call: Any) -> bool:
     """Says whether `Summaries` made this `host_call`."""
     return host_call is not None and isinstance(host_call[1], dict) and STEP_KEY in host_call[1]
