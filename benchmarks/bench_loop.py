@@ -2,10 +2,10 @@
 
     python benchmarks/bench_loop.py --data DIR [--rounds 5] [--batches 10,100,1024]
 
-All train the perceptron 784-128-32-10 by SGD from our in-memory input_fn, so the loop alone is compared; all save a checkpoint every
-1,000 steps, write summaries every 100 and log. Each runs in a fresh process; the variants take turns within a round. The window
-measured leaves out the first part of the steps (start-up, tracing, choosing steps per call). CPU is user and system time of the
-process in the window.
+All train the perceptron 784-128-32-10 by SGD from our in-memory input_fn, so the loop alone is compared; all save a
+checkpoint every 1,000 steps, write summaries every 100 and log. Each runs in a fresh process; the variants take turns within
+a round. The window measured leaves out the first part of the steps (start-up, tracing, choosing steps per call). CPU is user
+and system time of the process in the window.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Window:
 
 def run_ours(data: str, batch_size: int, window: Window, output: str, last: int) -> None:
     """Trains with trainer.task, as a user would."""
-    from trainer import experiment, task
-
     import tensorflow as tf
+
+    from trainer import experiment, task
 
     make_hooks = experiment.make_hooks
 
@@ -78,9 +78,7 @@ def make_peer_input_fn(data: str, batch_size: int):
 
     config = DataConfig(cache='memory')
     files = storage.resolve_files(data, '--data')
-    return inputs.make_input_fn(
-        files, get_dataset('mnist'), training=True, global_batch_size=batch_size, seed=1, config=config
-    )
+    return inputs.make_input_fn(files, get_dataset('mnist'), training=True, global_batch_size=batch_size, seed=1, config=config)
 
 
 def run_estimator(data: str, batch_size: int, window: Window, output: str, last: int) -> None:

@@ -94,7 +94,7 @@ def test_best_survives_a_restart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'metric, goal, best_step', [('loss', 'auto', 2), ('accuracy', 'auto', 1), ('accuracy', 'minimize', 2)]
+    ('metric', 'goal', 'best_step'), [('loss', 'auto', 2), ('accuracy', 'auto', 1), ('accuracy', 'minimize', 2)]
 )
 def test_goal_follows_from_the_name_unless_given(tmp_path, metric, goal, best_step):
     evaluator, _ = _make(tmp_path, [(1, 0.9, 2.0), (2, 0.8, 1.0)], best_metric=metric, best_goal=goal)
@@ -113,7 +113,7 @@ def test_value_that_is_not_finite_is_never_the_best(tmp_path):
 
 def test_unknown_best_metric_lists_those_there_are(tmp_path):
     evaluator, _ = _make(tmp_path, [(1, 0.5, 1.0)], best_metric='f1')
-    with pytest.raises(UsageError, match='--best_metric=f1: .* it has accuracy, loss'):
+    with pytest.raises(UsageError, match=r'--best_metric=f1: .* it has accuracy, loss'):
         evaluator.evaluate()
 
 
@@ -126,9 +126,7 @@ def test_early_stopping_fires_at_the_step_it_should(tmp_path, caplog):
         evaluator.evaluate()
         stops.append(evaluator.should_stop(step))
     assert stops == [False, False, False, True]
-    assert caplog.messages[-1] == (
-        'Early stopping at step 400: accuracy has not improved on 0.8000 of step 200 for 200 steps'
-    )
+    assert caplog.messages[-1] == ('Early stopping at step 400: accuracy has not improved on 0.8000 of step 200 for 200 steps')
 
 
 def test_early_stopping_counts_on_after_a_restart(tmp_path):

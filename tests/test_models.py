@@ -113,8 +113,12 @@ def test_wide_part_moves_by_ftrl_and_deep_part_by_its_own_optimizer(tmp_path):
     )
     names = estimator.get_variable_names()
     assert estimator.get_variable_value('global_step') == 3
-    assert [n for n in names if n.startswith('linear/') and n.endswith('Ftrl')] and not [n for n in names if 'linear' in n and 'Momentum' in n]
-    assert [n for n in names if n.startswith('deep/') and n.endswith('Momentum')] and not [n for n in names if 'deep' in n and 'Ftrl' in n]
+    assert [n for n in names if n.startswith('linear/') and n.endswith('Ftrl')] and not [
+        n for n in names if 'linear' in n and 'Momentum' in n
+    ]
+    assert [n for n in names if n.startswith('deep/') and n.endswith('Momentum')] and not [
+        n for n in names if 'deep' in n and 'Ftrl' in n
+    ]
 
 
 def test_columns_are_normalised_one_hot_and_hashed():
@@ -215,7 +219,7 @@ def test_keras_model_of_another_width_is_an_error(own_module, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'spec, message',
+    ('spec', 'message'),
     [
         ('nosuch', '--model=nosuch: expected one of mlp, linear, dnn, wide_deep, or package.module:function'),
         ('no.such.module:f', 'cannot import no.such.module .*; is its folder on PYTHONPATH'),
@@ -230,7 +234,7 @@ def test_model_that_is_not_there_is_an_error(own_module, spec, message):
 
 
 @pytest.mark.parametrize(
-    'text, expected',
+    ('text', 'expected'),
     [
         ('', {}),
         ('filters=16,rate=0.5, name = conv ,deep=true', {'filters': 16, 'rate': 0.5, 'name': 'conv', 'deep': True}),
@@ -243,7 +247,7 @@ def test_model_params(text, expected):
 
 @pytest.mark.parametrize('text', ['filters', '{"a": 1', 'a=1,b'])
 def test_bad_model_params_are_an_error(text):
-    with pytest.raises(UsageError, match='--model_params=.*expected name=value,name=value or a JSON object'):
+    with pytest.raises(UsageError, match=r'--model_params=.*expected name=value,name=value or a JSON object'):
         models.parse_model_params(text)
 
 

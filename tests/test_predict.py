@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def _predict(estimator, paths, folder, *, dataset=BLOBS, batch_size=4):
         batch_size=batch_size,
         checkpoint=estimator.latest_checkpoint(),
     )
-    return [[json.loads(line) for line in open(path)] for path in outputs]
+    return [[json.loads(line) for line in pathlib.Path(path).read_text().splitlines()] for path in outputs]
 
 
 def test_shards_in_input_order_with_file_and_position_as_key(estimator, tmp_path):
@@ -70,7 +71,7 @@ def test_shards_in_input_order_with_file_and_position_as_key(estimator, tmp_path
 
 @pytest.mark.parametrize('compress', [False, True])
 def test_json_lines_with_keys_give_the_same_as_records(estimator, tmp_path, compress):
-    images, labels = fakes.make_blobs(6, seed=4)
+    images, _ = fakes.make_blobs(6, seed=4)
     text = '\n'.join(json.dumps({'image': image.tolist(), 'key': f'n{i}'}) for i, image in enumerate(images)) + '\n\n'
     path = tmp_path / ('in.jsonl.gz' if compress else 'in.jsonl')
     path.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
@@ -104,20 +105,21 @@ def test_second_run_does_only_what_is_missing(estimator, tmp_path):
 
 def test_failure_keeps_the_shards_before_it_and_names_the_record(estimator, tmp_path):
     paths, _ = _write_shards(tmp_path, [20, 20, 6])
-    data = bytearray(open(paths[2], 'rb').read())
+    damaged = pathlib.Path(paths[2])
+    data = bytearray(damaged.read_bytes())
     data[-10] ^= 255
-    open(paths[2], 'wb').write(data)
-    with pytest.raises(Exception, match='part-2.tfrecord: record 5 .*fail their checksum'):
+    damaged.write_bytes(data)
+    with pytest.raises(Exception, match=r'part-2.tfrecord: record 5 .*fail their checksum'):
         _predict(estimator, paths, tmp_path / 'out')
     assert 'part-0.tfrecord.predictions.jsonl' in os.listdir(tmp_path / 'out')
     assert 'part-2.tfrecord.predictions.jsonl' not in os.listdir(tmp_path / 'out')
 
 
 @pytest.mark.parametrize(
-    'line, message',
+    ('line', 'message'),
     [
         ('{"image": [1, 2', 'in.jsonl: line 2: '),
-        ('[1, 2]', "in.jsonl: line 2: expected a JSON object with image"),
+        ('[1, 2]', 'in.jsonl: line 2: expected a JSON object with image'),
         ('{"image": [1, 2]}', r"in.jsonl: line 2: feature 'image' has shape \(2,\), the schema expects \(16,\)"),
         ('{"picture": [1]}', "in.jsonl: line 2: feature 'picture' is not in the schema; it has 'image'"),
     ],
@@ -130,5 +132,5 @@ def test_bad_line_is_named(estimator, tmp_path, line, message):
 
 
 def test_two_shards_of_one_name_are_refused(estimator, tmp_path):
-    with pytest.raises(UsageError, match='several shards would be written to .*a.tfrecord.predictions.jsonl'):
+    with pytest.raises(UsageError, match=r'several shards would be written to .*a.tfrecord.predictions.jsonl'):
         _predict(estimator, [str(tmp_path / 'x' / 'a.tfrecord'), str(tmp_path / 'y' / 'a.tfrecord')], tmp_path / 'out')

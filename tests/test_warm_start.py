@@ -66,5 +66,5 @@ def test_nothing_that_fits_is_an_error(donor, tmp_path):
 def test_missing_checkpoint_is_an_error(tmp_path):
     with pytest.raises(DataError, match=f'--warm_start_from={tmp_path}: no checkpoint there'):
         warm_start.find_checkpoint(str(tmp_path))
-    with pytest.raises(DataError, match='no checkpoint there; give model.ckpt-N'):
+    with pytest.raises(DataError, match=r'no checkpoint there; give model\.ckpt-N'):
         warm_start.find_checkpoint(str(tmp_path / 'model.ckpt-7'))

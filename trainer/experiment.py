@@ -4,7 +4,7 @@ The order of work of the default mode:
   1. the output folder is made and probed, and `config.json` written; a run that is finished says so and ends.
   2. model, dataset, input functions and Estimator are put together.
   3. training resumes from the last checkpoint, if there is one; evaluations and best exports happen as checkpoints are saved.
-  4. the last evaluation, the export and `final_metrics.json` are done before the process ends: the service stops everything then.
+  4. the last evaluation, the export and `final_metrics.json` come before the process ends: a service stops everything then.
 """
 
 from __future__ import annotations
@@ -349,7 +349,9 @@ def _is_finished(experiment: Experiment) -> bool:
     if step < experiment.config.loop.max_steps and not final.get('stopped_early'):
         return False
     logger.info('Already trained to step %d and exported to %s; nothing to do', step, final['export'])
-    logger.info('To train on, raise --max_steps (now %d); to start anew, choose another folder', experiment.config.loop.max_steps)
+    logger.info(
+        'To train on, raise --max_steps (now %d); to start anew, choose another folder', experiment.config.loop.max_steps
+    )
     return True
 
 

@@ -1,7 +1,8 @@
 """SavedModels for serving: signatures from the schema that wrote the records.
 
-`serving_default` takes named features (JSON), `examples` serialized tf.train.Examples, and `<feature>_bytes`, for a feature that is
-a raw array, its bytes (base64 in JSON, `{"b64": ...}`). All give classes, probabilities and the key that came with the instance.
+`serving_default` takes named features (JSON), `examples` serialized tf.train.Examples, and `<feature>_bytes`, for a feature
+that is a raw array, its bytes (base64 in JSON, `{"b64": ...}`). All give classes, probabilities and the key that came with
+the instance.
 """
 
 from __future__ import annotations

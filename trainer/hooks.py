@@ -105,9 +105,9 @@ class SaveHook(tf.compat.v1.train.CheckpointSaverHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         step = int(run_values.results)
         passed = self._every_steps and step // self._every_steps > self._saved_step // self._every_steps
-        if passed or (self._every_secs and self._now() - self._saved_at >= self._every_secs):
-            if self._save_at(run_context.session, step):
-                run_context.request_stop()
+        is_time = self._every_secs and self._now() - self._saved_at >= self._every_secs
+        if (passed or is_time) and self._save_at(run_context.session, step):
+            run_context.request_stop()
 
     def end(self, session: Any) -> None:
         step = int(session.run(self._global_step_tensor))

@@ -1,8 +1,8 @@
 """Many training steps in one session call: the step runs inside a `tf.while_loop` in the graph.
 
 A session call costs about a millisecond of Python and runtime, more than a small step itself. TPUEstimator spends it once in
-`iterations_per_loop` steps, on a TPU only; this module does the same on one CPU or GPU. The model_fn is not changed: the input_fn
-hands over its iterator instead of a batch, and the loop's body takes a batch and calls the model_fn.
+`iterations_per_loop` steps, on a TPU only; this module does the same on one CPU or GPU. The model_fn is not changed: the
+input_fn hands over its iterator instead of a batch, and the loop's body takes a batch and calls the model_fn.
 
 The order of work:
   1. `wrap_input_fn` makes the iterator; its initializer joins TABLE_INITIALIZERS, so every session start runs it.

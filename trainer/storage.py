@@ -8,8 +8,8 @@ path and the reason.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import glob as local_glob
+import gzip
 import os
 import posixpath
 import shutil

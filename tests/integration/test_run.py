@@ -78,7 +78,10 @@ def test_run_prints_its_lines_leaves_its_files_and_is_finished(digits, tmp_path)
     steps = [int(TRAIN_LINE.fullmatch(line).group(1)) for line in lines if line.startswith('Train [')]
     assert steps == sorted(steps) and steps[0] == 1 and steps[-1] == 600
     evals = [line for line in lines if line.startswith('Eval, ')]
-    assert [re.fullmatch(r'Eval, step (\d+): loss: \d\.\d{3}, accuracy: 0\.\d{3}', line).group(1) for line in evals] == ['300', '600']
+    assert [re.fullmatch(r'Eval, step (\d+): loss: \d\.\d{3}, accuracy: 0\.\d{3}', line).group(1) for line in evals] == [
+        '300',
+        '600',
+    ]
     assert f'Exporting prediction graph to {output}/model' in lines
     assert re.fullmatch(r'Final metrics after 600 steps, loss: \d\.\d{3}, accuracy: 0\.9\d\d', lines[-1])
 
@@ -113,7 +116,7 @@ def test_killed_run_resumes_and_ends_with_the_same_weights(digits, tmp_path):
     assert code == 0, err
     resumed = re.search(r'Resuming from .*model\.ckpt-(\d+)$', err, re.MULTILINE)
     assert 500 <= int(resumed.group(1)) < 3000
-    assert [int(step) for step in re.findall(r'Eval, step (\d+)', err)][0] == int(resumed.group(1)) + 500
+    assert int(re.findall(r'Eval, step (\d+)', err)[0]) == int(resumed.group(1)) + 500
     assert _read_json(tmp_path / 'killed' / 'final_metrics.json')['global_step'] == 3000
 
     # From memory the batches go on where they were, so the whole run is that of one that was never killed.
@@ -223,7 +226,10 @@ def test_continuous_eval_ends_when_no_checkpoint_comes(digits, tmp_path, run):
 @pytest.mark.parametrize('mode', ['eval', 'predict', 'export'])
 def test_modes_that_need_a_checkpoint_say_so(digits, tmp_path, run, mode):
     code, err, _ = run(_flags(digits, tmp_path, mode=mode, predict_data_paths=f'{digits}/eval-*'))
-    assert (code, err) == (1, [f'trainer: error: no checkpoint in {tmp_path}: train first, or give the folder of a run that has one'])
+    assert (code, err) == (
+        1,
+        [f'trainer: error: no checkpoint in {tmp_path}: train first, or give the folder of a run that has one'],
+    )
 
 
 def test_warm_start_takes_the_weights_of_another_run(digits, tmp_path, run):
@@ -307,7 +313,7 @@ def _example(**features):
 
 @pytest.mark.parametrize('position', [0, 150])
 @pytest.mark.parametrize(
-    'features, message',
+    ('features', 'message'),
     [
         ({'label': 1}, "feature 'image' is missing"),
         ({'image': bytes(700), 'label': 1}, "feature 'image' has 700 bytes, the schema expects 784"),
@@ -367,7 +373,7 @@ def test_output_that_cannot_be_written_names_the_flag(digits, tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    'flags, message',
+    ('flags', 'message'),
     [
         (['--batch_size=0'], '--batch_size=0: '),
         (['--model=nosuch'], '--model=nosuch: expected one of mlp, linear, dnn, wide_deep'),
@@ -408,9 +414,7 @@ code = task.main(sys.argv[1:])
 print(code, *[f'{size:.1f}' for size in sizes])
 """
     flags = _flags(digits, tmp_path / 'out', max_steps=700, eval_steps=20, export_best='false')
-    child = subprocess.run(
-        [sys.executable, '-c', script, *flags], capture_output=True, text=True, cwd=REPOSITORY, timeout=400
-    )
+    child = subprocess.run([sys.executable, '-c', script, *flags], capture_output=True, text=True, cwd=REPOSITORY, timeout=400)
     code, *sizes = child.stdout.split()
     sizes = [float(size) for size in sizes]
     assert code == '0' and len(sizes) == 35, child.stderr[-2000:]

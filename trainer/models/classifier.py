@@ -29,7 +29,7 @@ def make_classifier_spec(
 
     Args:
       logits: [batch, num_classes], float32 or bfloat16.
-      features: of the model_fn; 'weights' [batch] float32 (0 takes a row out of loss and metrics) and 'key' [batch] are optional.
+      features: of the model_fn; 'weights' [batch] float32 (0 takes a row out) and 'key' [batch] are optional.
       labels: [batch] or [batch, 1] int64 in [0, num_classes); None to predict.
       mode: a ModeKeys value.
       params: of the model_fn.
@@ -43,8 +43,10 @@ def make_classifier_spec(
     labels = tf.reshape(labels, [-1])
     weights = features.get(WEIGHTS)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    loss = tf.reduce_mean(losses) if weights is None else tf.math.divide_no_nan(
-        tf.reduce_sum(losses * weights), tf.reduce_sum(weights)
+    loss = (
+        tf.reduce_mean(losses)
+        if weights is None
+        else tf.math.divide_no_nan(tf.reduce_sum(losses * weights), tf.reduce_sum(weights))
     )
     if mode == modes.EVAL:
         weights = tf.ones_like(losses) if weights is None else weights
@@ -75,9 +77,7 @@ def _make_predict_spec(logits: tf.Tensor, features: Mapping[str, tf.Tensor], mod
     if KEY in features:
         predictions[KEY] = tf.identity(features[KEY])
     output = compat.estimator.export.PredictOutput(predictions)
-    return compat.estimator.tpu.TPUEstimatorSpec(
-        mode=mode, predictions=predictions, export_outputs={'serving_default': output}
-    )
+    return compat.estimator.tpu.TPUEstimatorSpec(mode=mode, predictions=predictions, export_outputs={'serving_default': output})
 
 
 def get_inputs(features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:

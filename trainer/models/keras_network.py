@@ -22,7 +22,7 @@ def model_fn(
     """Classifies with the Keras model that `make_model(params)` returns.
 
     Args:
-      make_model: makes a model from features to logits. It gets the one input of the dataset as a tensor, several as a dictionary.
+      make_model: makes a model from features to logits. It gets the dataset's one input as a tensor, several as a dictionary.
       features: [batch, ...] each.
       labels: [batch] int64.
       mode: a ModeKeys value.

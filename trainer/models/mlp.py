@@ -51,6 +51,8 @@ def dense(inputs: tf.Tensor, units: int, *, name: str, stddev: float) -> tf.Tens
     """
     with tf.compat.v1.variable_scope(name, use_resource=True):
         shape = [inputs.shape[-1], units]
-        weights = tf.compat.v1.get_variable('weights', shape, initializer=tf.compat.v1.truncated_normal_initializer(stddev=stddev))
+        weights = tf.compat.v1.get_variable(
+            'weights', shape, initializer=tf.compat.v1.truncated_normal_initializer(stddev=stddev)
+        )
         biases = tf.compat.v1.get_variable('biases', [units], initializer=tf.compat.v1.zeros_initializer())
     return tf.matmul(inputs, weights) + biases

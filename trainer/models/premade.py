@@ -1,7 +1,7 @@
 """Linear, deep, and wide-and-deep classifiers on tabular features (Cheng et al. 2016, https://arxiv.org/abs/1606.07792).
 
-The columns follow from the dataset: int64 and float features are numbers, normalised by the dataset's `moments`; bytes features, and
-all that have a vocabulary, are categories: one-hot by vocabulary, or hashed when they have none.
+The columns follow from the dataset: int64 and float features are numbers, normalised by the dataset's `moments`; bytes
+features, and all that have a vocabulary, are categories: one-hot by vocabulary, or hashed when they have none.
 """
 
 from __future__ import annotations
