@@ -382,7 +382,8 @@ def translate_errors(dataset: Dataset, files: Sequence[str]) -> Iterator[None]:
     """Turns an error of TensorFlow that a bad record causes into a DataError that names the file and the record."""
     try:
         yield
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError) as error:
+    # UnicodeDecodeError: TensorFlow quotes the bytes of a record that does not parse, which Python takes for text.
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, UnicodeDecodeError) as error:
         culprit = records.diagnose(files, dataset)
         if culprit is None:
             raise

@@ -330,6 +330,13 @@ def test_bad_record_is_named_wherever_it_stands(digits, tmp_path, run, features,
     assert f'{tmp_path}/train-0: record {position} ' in err[0] and message in err[0]
 
 
+def test_record_that_is_no_example_is_named(digits, tmp_path, run):
+    _write(tmp_path / 'train-0', [_example(image=bytes(784), label=1)] * 150 + [b'\xff\xfe\x00not an example'])
+    code, err, _ = run(_flags(digits, tmp_path / 'out', train_data_paths=tmp_path / 'train-0'))
+    assert (code, len(err)) == (1, 1), err
+    assert 'train-0: record 150 ' in err[0] and 'is not a tf.train.Example' in err[0]
+
+
 def test_bad_record_among_those_of_evaluation_is_named(digits, tmp_path, run):
     _write(tmp_path / 'eval-0', [_example(image=bytes(784), label=1)] * 20 + [_example(image=bytes(784), label=-1)])
     code, err, _ = run(_flags(digits, tmp_path / 'out', eval_data_paths=tmp_path / 'eval-0'))
