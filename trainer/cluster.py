@@ -101,7 +101,7 @@ def output_dir(run: RunConfig, cluster: Cluster, environ: Mapping[str, str]) -> 
 
     `--job-dir` is taken as it is: the service makes it per trial. `--output_path` reaches every trial unchanged, so the
     trial's id is appended. With neither, Vertex AI's AIP_CHECKPOINT_DIR (or AIP_MODEL_DIR, when it is alone) is taken
-    as it is.
+    as it is. Event files stay here also where Vertex AI sets AIP_TENSORBOARD_LOG_DIR: TensorBoard reads any folder.
 
     Raises:
         UsageError: none of them is given.
