@@ -33,7 +33,7 @@ def set_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], None]:
         monkeypatch.setitem(sys.modules, 'trainer.experiment', experiment)
         monkeypatch.setattr(trainer, 'experiment', experiment, raising=False)
 
-    monkeypatch.setattr(task, '_set_up_logs', lambda debug: None)  # they would outlive the test
+    monkeypatch.setattr(task, 'set_up_logs', lambda debug: None)  # they would outlive the test
     return replace
 
 
@@ -160,7 +160,7 @@ def test_logs_hold_our_lines_and_no_chatter_of_tensorflow() -> None:
     code = (
         'import logging, sys\n'
         'from trainer import task\n'
-        'task._set_up_logs(False)\n'
+        'task.set_up_logs(False)\n'
         'from trainer import compat\n'
         'import tensorflow as tf\n'
         'compat.estimator.Estimator(lambda features, labels, mode: None, model_dir=sys.argv[1])\n'
@@ -182,7 +182,7 @@ def test_log_lines_have_no_prefix(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setattr(logging.root, 'level', logging.WARNING)
     monkeypatch.setattr(logging.getLogger('tensorflow'), 'level', logging.WARNING)
     monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '0')
-    task._set_up_logs(False)
+    task.set_up_logs(False)
     logging.getLogger('trainer.hooks').info('Eval, step %d: loss: %.3f', 482, 0.601)
     assert capsys.readouterr().err == 'Eval, step 482: loss: 0.601\n'
     assert os.environ['TF_CPP_MIN_LOG_LEVEL'] == '0', 'what the user set was overwritten'

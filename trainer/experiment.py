@@ -23,8 +23,8 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 import trainer
-from trainer import compat, export, hooks, inputs, loop, predict, records, storage, warm_start
-from trainer.cluster import Cluster, export_dir, output_dir, output_flag
+from trainer import checkpoints, compat, export, hooks, inputs, loop, predict, records, storage, warm_start
+from trainer.cluster import EVALUATOR, Cluster, export_dir, output_dir, output_flag
 from trainer.config import Config
 from trainer.datasets import Dataset, get_dataset
 from trainer.errors import DataError, UsageError
@@ -48,7 +48,13 @@ def run(config: Config, cluster: Cluster, environ: Mapping[str, str] = os.enviro
       UsageError: a setting is wrong.
       DataError: a file is wrong, or training cannot go on.
     """
-    MODES[config.run.mode](Experiment(config, cluster, environ))
+    experiment = Experiment(config, cluster, environ)
+    experiment.start()
+    mode = config.run.mode
+    # A cluster's evaluator gets the flags of those that train.
+    if cluster.role == EVALUATOR and mode == 'train_and_eval':
+        mode = 'continuous_eval'
+    MODES[mode](experiment)
 
 
 class Experiment:
@@ -71,9 +77,16 @@ class Experiment:
         self.export_dir = export_dir(config.run, cluster, environ)
         self._model_params = parse_model_params(config.model.model_params)
         self._environ = environ
-        self._set_tf_config()
-        storage.probe_writable(self.output_dir, output_flag(config.run, environ))
+
+    def start(self) -> None:
+        """Makes the output folder, writes `config.json` and logs what is about to run.
+
+        Raises:
+          DataError: the folder cannot be written.
+        """
+        storage.probe_writable(self.output_dir, output_flag(self.config.run, self._environ))
         self._write_config()
+        self._set_tf_config()
         self._log_start()
 
     def _set_tf_config(self) -> None:
@@ -102,7 +115,7 @@ class Experiment:
             keep_checkpoint_max=config.loop.keep_checkpoint_max,
         )
         return compat.estimator.tpu.TPUEstimator(
-            model_fn=model_fn or self.model_fn,
+            model_fn=checkpoints.wrap_model_fn(model_fn or self.model_fn, self.output_dir),
             config=run_config,
             params=self.make_params(),
             use_tpu=False,

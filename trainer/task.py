@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         config = flags.parse(argv)
         debug = config.run.debug
-        _set_up_logs(debug)
+        set_up_logs(debug)
         place = cluster.read_cluster(os.environ)
         cluster.output_flag(config.run, os.environ)  # a run with no place for its results ends here
         from trainer import experiment  # imports TensorFlow, which takes seconds
@@ -58,9 +58,9 @@ def _report(message: str, exit_code: int, debug: bool) -> int:
     return exit_code
 
 
-def _set_up_logs(debug: bool) -> None:
-    """Our own lines on stderr, TensorFlow's only from warnings on; under --debug all there is."""
-    logging.basicConfig(stream=sys.stderr, format='%(message)s', level=logging.INFO)
+def set_up_logs(debug: bool, level: int = logging.INFO) -> None:
+    """Our own lines from `level` on go to stderr, of TensorFlow's only errors; under --debug all there is."""
+    logging.basicConfig(stream=sys.stderr, format='%(message)s', level=level)
     if debug:
         return
     # Read by the C++ side when TensorFlow is loaded. Level 2 would leave its "errors", but on a machine without a GPU these

@@ -397,6 +397,14 @@ def test_wrong_flag_is_named(digits, tmp_path, run, flags, message):
     assert err[0].startswith('trainer: error: ') and message in err[0]
 
 
+@pytest.mark.parametrize('mode', ['train_and_eval', 'eval', 'export'])
+def test_checkpoint_of_another_model_is_named(digits, tmp_path, run, mode):
+    assert run(_flags(digits, tmp_path, max_steps=2, eval_steps=2))[0] == 0
+    code, err, _ = run(_flags(digits, tmp_path, max_steps=4, eval_steps=2, hidden2=9, mode=mode))
+    assert (code, len(err)) == (1, 1), err
+    assert f'{tmp_path}/model.ckpt-2 does not fit the model: hidden2/' in err[0] and 'is [32, 9] here, [32, 16] there' in err[0]
+
+
 def test_invalid_tf_config_is_named(digits, tmp_path, run, monkeypatch):
     monkeypatch.setenv('TF_CONFIG', '{"cluster": ')
     code, err, _ = run(_flags(digits, tmp_path / 'out'))
