@@ -139,7 +139,7 @@ def test_versions_that_do_not_go_together_are_found(digits, tmp_path, examine, m
 
     class _Missing:
         @property
-        def Estimator(self):  # noqa: N802
+        def Estimator(self):
             raise UsageError('TensorFlow 2.30 is not supported; use TensorFlow 2.15')
 
     monkeypatch.setattr(compat, 'estimator', _Missing())

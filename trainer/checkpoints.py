@@ -35,7 +35,7 @@ def check_fit(path: str, variables: Mapping[str, Sequence[int]]) -> None:
 
 
 def wrap_model_fn(model_fn: Callable[..., Any], directory: str) -> Callable[..., Any]:
-    """Returns a model_fn that raises DataError when the latest checkpoint of `directory`, if any, does not fit its variables."""
+    """Returns a model_fn that raises DataError when the latest checkpoint of `directory`, if any, does not fit it."""
 
     def checked_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
         spec = model_fn(features, labels, mode, params)

@@ -1,8 +1,8 @@
 """`python -m trainer.doctor [flags as for a run]`: says whether a run with these flags would start, and if not, why.
 
-Each check is a function of the examination that returns what it found in a few words, or raises UsageError or DataError with the
-problem and its remedy. A check that needs what an earlier one could not establish is passed over. Nothing is trained; the output
-folder is made and a file written to it and removed.
+Each check is a function of the examination that returns what it found in a few words, or raises UsageError or DataError with
+the problem and its remedy. A check that needs what an earlier one could not establish is passed over. Nothing is trained; the
+output folder is made and a file written to it and removed.
 
 Exit code: 0 when a run would start, 1 when it would not.
 """

@@ -41,7 +41,11 @@ def export_model(estimator: Any, dataset: Dataset, directory: str, checkpoint: O
     )
     path = written.decode() if isinstance(written, bytes) else written
     _name_signatures(path)
-    target = storage.join(directory, path.rstrip('/').rsplit('/', 1)[-1])
+    timestamp = int(path.rstrip('/').rsplit('/', 1)[-1])
+    # Estimator keeps its exports apart by the second, but knows of none that has been moved away.
+    while storage.exists(storage.join(directory, str(timestamp))):
+        timestamp += 1
+    target = storage.join(directory, str(timestamp))
     storage.rename(path, target)
     storage.remove_tree(unfinished)
     return target
