@@ -94,6 +94,13 @@ def test_missing_tf_keras_names_the_command_that_mends_it():
         compat.check_versions('2.18.0', '2.15.0', has_tf_keras=False)
 
 
+def test_2_20_with_protobuf_7_names_the_command_that_mends_it():
+    with pytest.raises(UsageError, match=r'TensorFlow 2\.20\.0 cannot write a graph with protobuf 7\.36\.2: pip install'):
+        compat.check_versions('2.20.0', '2.15.0', has_tf_keras=True, protobuf='7.36.2')
+    assert not compat.check_versions('2.20.0', '2.15.0', has_tf_keras=True, protobuf='6.33.1')
+    assert not compat.check_versions('2.21.0', '2.15.0', has_tf_keras=True, protobuf='7.36.2')
+
+
 def test_legacy_keras_without_tf_keras_is_an_error_on_2_15(monkeypatch):
     monkeypatch.setenv('TF_USE_LEGACY_KERAS', '1')
     with pytest.raises(UsageError, match='unset TF_USE_LEGACY_KERAS'):

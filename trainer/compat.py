@@ -24,6 +24,8 @@ from trainer.errors import UsageError
 
 NATIVE = (2, 15)
 NEWEST = (2, 21)
+# The one release that pip installs with protobuf 7 and that calls it with an argument 7 dropped (graph_io.write_graph).
+PROTOBUF_7_BREAKS = (2, 20)
 WORKING_VERSIONS = (
     'TensorFlow 2.15 (Python 3.9-3.11), or TensorFlow 2.16-2.21 (Python 3.10-3.13) with tf-keras of the same version '
     'and tensorflow-estimator 2.15.0'
@@ -61,13 +63,14 @@ def tensorflow_version() -> str:
     return version
 
 
-def check_versions(tensorflow: str, estimator_package: str | None, *, has_tf_keras: bool) -> bool:
+def check_versions(tensorflow: str, estimator_package: str | None, *, has_tf_keras: bool, protobuf: str | None = None) -> bool:
     """Whether this TensorFlow ships Estimator itself.
 
     Args:
       tensorflow: version of TensorFlow, such as '2.15.1' or '2.17.0+nv24.8'.
       estimator_package: version of tensorflow-estimator, None when it is not installed.
       has_tf_keras: the package tf-keras is installed.
+      protobuf: version of protobuf, None when it is not known.
 
     Returns:
       True on 2.15, False on the versions whose dropped modules must be supplied.
@@ -75,8 +78,7 @@ def check_versions(tensorflow: str, estimator_package: str | None, *, has_tf_ker
     Raises:
       UsageError: this combination does not work; the message names the one that does.
     """
-    numbers = re.match(r'(\d+)\.(\d+)', tensorflow)
-    release = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+    release = _release(tensorflow)
     if not NATIVE <= release <= NEWEST:
         raise UsageError(f'TensorFlow {tensorflow} is not supported; install {WORKING_VERSIONS}')
     if estimator_package is None or not estimator_package.startswith('2.15.'):
@@ -85,6 +87,8 @@ def check_versions(tensorflow: str, estimator_package: str | None, *, has_tf_ker
             f'tensorflow-estimator {found}, TensorFlow {tensorflow} needs 2.15.0: '
             'pip install --no-deps tensorflow-estimator==2.15.0'
         )
+    if release == PROTOBUF_7_BREAKS and protobuf is not None and _release(protobuf) >= (7, 0):
+        raise UsageError(f'TensorFlow {tensorflow} cannot write a graph with protobuf {protobuf}: pip install "protobuf<7"')
     is_native = release == NATIVE
     if not is_native and not has_tf_keras:
         minor = f'{release[0]}.{release[1]}'
@@ -98,6 +102,11 @@ def check_versions(tensorflow: str, estimator_package: str | None, *, has_tf_ker
             f'Keras: unset {_LEGACY_KERAS}'
         )
     return is_native
+
+
+def _release(version: str) -> tuple[int, int]:
+    numbers = re.match(r'(\d+)\.(\d+)', version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def _legacy_keras_is_on() -> bool:
@@ -126,6 +135,7 @@ def _load() -> tuple[Any, Any]:
         tensorflow_version(),
         installed_version('tensorflow-estimator'),
         has_tf_keras=importlib.util.find_spec('tf_keras') is not None,
+        protobuf=installed_version('protobuf'),
     )
     if is_native:
         tensorflow = importlib.import_module('tensorflow')

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 import tqdm
+import tqdm.contrib.logging
 
 from trainer.loop import LoopState
 
@@ -173,6 +174,9 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         self._step = int(session.run(self._global_step))
         if self._show_bar:
             self._bar = tqdm.tqdm(total=self._max_steps, initial=self._step, unit='step', dynamic_ncols=True, leave=False)
+            # A log line written over the bar would leave pieces of it behind.
+            self._redirect = tqdm.contrib.logging.logging_redirect_tqdm()
+            self._redirect.__enter__()
 
     def before_run(self, run_context: Any) -> Any:
         result = self._state.result
@@ -200,6 +204,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
 
     def end(self, session: Any) -> None:
         if self._bar is not None:
+            self._redirect.__exit__(None, None, None)
             self._bar.close()
 
     def _log(self, step: int, values: dict[str, Any], now: float) -> None:
