@@ -4,8 +4,8 @@ TensorFlow's client always asks https://www.googleapis.com and https://storage.g
 proxy here takes its CONNECT, ends TLS with a certificate of a test authority made for the run (`CURL_CA_BUNDLE`), and hands the
 requests to fake-gcs-server. google-cloud-storage comes to the same proxy in plain HTTP (`STORAGE_EMULATOR_HOST`).
 
-The proxy mends what the server does otherwise than the service: it answers the status query of an upload itself (the server would
-take it for an empty object), and it leads links in answers back to where the client came from.
+The proxy mends what the server does otherwise than the service: it answers the status query of an upload itself (the server
+would take it for an empty object), and it leads links in answers back to where the client came from.
 
 `Store` is the whole; `store.remote()` starts a process that runs functions of a test with TensorFlow on the store.
 """

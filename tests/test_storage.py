@@ -181,8 +181,7 @@ def test_copy_rename_and_remove(tmp_path: Path) -> None:
     storage.copy(source, target)
     assert storage.size(target) == 3_000_000
     assert storage.read_bytes(target) == storage.read_bytes(source)
-    storage.copy_tree(str(tmp_path / 'to'), str(tmp_path / 'there' / 'deep'))
-    assert storage.list_dir(str(tmp_path / 'there' / 'deep')) == ['target']
+    storage.make_dirs(str(tmp_path / 'there' / 'deep'))
     storage.rename(target, source)
     assert not storage.exists(target)
     storage.remove_tree(str(tmp_path / 'there'))
@@ -191,13 +190,28 @@ def test_copy_rename_and_remove(tmp_path: Path) -> None:
     assert abs(storage.modified_secs(source) - os.stat(source).st_mtime) < 1e-3
 
 
+def test_tree_is_published_whole(tmp_path: Path) -> None:
+    storage.write_atomic(str(tmp_path / 'source' / 'deep' / 'file'), 'x')
+    storage.write_atomic(str(tmp_path / 'source' / 'mark'), 'y')
+    storage.publish_tree(str(tmp_path / 'source'), str(tmp_path / 'target'), last='mark')
+    assert storage.list_dir(str(tmp_path)) == ['target']
+    assert storage.list_dir(str(tmp_path / 'target')) == ['deep', 'mark']
+
+
+def is_gzip(path: str) -> bool:
+    with storage.open_read(path) as file:
+        result = storage.is_gzip(file)
+        assert file.tell() == 0
+        return result
+
+
 def test_gzip_is_known_by_its_bytes(tmp_path: Path) -> None:
     named, unnamed, plain, empty = (str(tmp_path / name) for name in ('a.gz', 'b', 'c.gz', 'd'))
     Path(named).write_bytes(gzip.compress(b'x'))
     Path(unnamed).write_bytes(gzip.compress(b''))
     Path(plain).write_bytes(b'plain text')
     Path(empty).write_bytes(b'')
-    assert [storage.is_gzip(path) for path in (named, unnamed, plain, empty)] == [True, True, False, False]
+    assert [is_gzip(path) for path in (named, unnamed, plain, empty)] == [True, True, False, False]
 
 
 def test_record_whose_length_looks_like_gzip_is_not(tmp_path: Path) -> None:
@@ -209,7 +223,7 @@ def test_record_whose_length_looks_like_gzip_is_not(tmp_path: Path) -> None:
     head = length + struct.pack('<I', (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
     (tmp_path / 'records').write_bytes(head + b'x' * 100)
     assert storage.is_record_head(head)
-    assert not storage.is_gzip(str(tmp_path / 'records'))
+    assert not is_gzip(str(tmp_path / 'records'))
 
 
 @pytest.mark.parametrize(
@@ -253,6 +267,18 @@ def test_remote_paths_go_through_tensorflow(remote: str, tmp_path: Path) -> None
     storage.probe_writable(storage.join(remote, 'output'), '--job-dir')
     storage.remove_tree(storage.join(remote, 'data'))
     assert not storage.exists(path)
+
+
+def test_remote_tree_is_published_with_its_mark_last(remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ('deep/file', 'a_mark', 'other'):
+        storage.write_atomic(str(tmp_path / name), name)
+    target = storage.join(remote, 'published')
+    before = []
+    write_atomic = storage.write_atomic
+    monkeypatch.setattr(storage, 'write_atomic', lambda *args: (before.extend(storage.list_dir(target)), write_atomic(*args)))
+    storage.publish_tree(str(tmp_path), target, last='a_mark')
+    assert before == ['deep', 'other']
+    assert [storage.read_text(f'{target}/{name}') for name in ('a_mark', 'deep/file')] == ['a_mark', 'deep/file']
 
 
 def test_remote_errors_name_the_path_and_the_reason(remote: str) -> None:

@@ -110,7 +110,7 @@ def scan(path: str) -> Iterator[Record]:
     Yields:
       `Record`s in order. After a damaged length or a cut file the last one has `ends_file`.
     """
-    with storage.open_read(path) as file, _uncompressed(file, path) as stream:
+    with storage.open_read(path) as file, _uncompressed(file) as stream:
         index, offset = 0, 0
         while True:
             record = _read_record(stream, index, offset)
@@ -161,8 +161,8 @@ def _read_exactly(stream: BinaryIO, length: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _uncompressed(file: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    if storage.is_gzip(path):
+def _uncompressed(file: BinaryIO) -> Iterator[BinaryIO]:
+    if storage.is_gzip(file):
         with gzip.GzipFile(fileobj=file) as stream:
             yield cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), _READ_BYTES))
     else:

@@ -2,7 +2,7 @@
 
 Local paths need nothing but Python. A path with a scheme (gs://, s3://, hdfs://) goes through tf.io.gfile, imported when
 the first one is met. What is written appears whole or not at all. An error of the system is a `DataError` with the
-path and the reason.
+path and the reason; for gs:// it also says bucket, object, account and remedy. `gcs.py` has what is special to gs://.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Union, cast
 
+from trainer import gcs
 from trainer.errors import DataError, UsageError
 
 _COPY_BYTES = 1 << 20
 _MAX_NAMES_SHOWN = 5
+
+# How much TensorFlow's client reads from gs:// at once where the reader asks for less, such as the first 12 bytes of a shard.
+# Its default is 64 MB, which each of 16 shards looked at side by side would fetch, and hold in memory. The pipelines ask for
+# more than this and get what they ask for. Set here, because TensorFlow looks at it when it is imported, and not later.
+os.environ.setdefault('GCS_READ_CACHE_BLOCK_SIZE_MB', '4')
 
 
 def is_remote(path: str) -> bool:
@@ -46,6 +52,8 @@ def split(path: str) -> tuple[str, str]:
 def glob(pattern: str) -> list[str]:
     """Paths that match, in order; an empty list when none does."""
     with _reporting('list', pattern):
+        if gcs.is_gs(pattern):
+            return sorted(gcs.glob(pattern))
         return sorted(_gfile().glob(pattern) if is_remote(pattern) else local_glob.glob(pattern))
 
 
@@ -58,14 +66,26 @@ def exists(path: str) -> bool:
 def is_dir(path: str) -> bool:
     """Whether there is a folder."""
     with _reporting('look for', path):
+        if gcs.is_gs(path):
+            return gcs.is_dir(path)
         return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
 
 
 def list_dir(folder: str) -> list[str]:
     """Names in the folder, in order, without the folder and without a closing '/'."""
     with _reporting('list', folder):
+        if gcs.is_gs(folder):
+            return sorted(gcs.list_dir(folder))
         names = _gfile().listdir(folder) if is_remote(folder) else os.listdir(folder)
     return sorted(name.rstrip('/') for name in names if name.strip('/'))
+
+
+def list_files(folder: str) -> list[str]:
+    """Names of the files in the folder, in order, without those of folders."""
+    if gcs.is_gs(folder):
+        with _reporting('list', folder):
+            return sorted(name for name, is_folder in gcs.list_dir(folder).items() if not is_folder)
+    return [name for name in list_dir(folder) if not is_dir(join(folder, name))]
 
 
 def size(path: str) -> int:
@@ -108,7 +128,7 @@ def read_lines(path: str) -> Iterator[str]:
         DataError: the file cannot be read, or its bytes are not UTF-8.
     """
     with open_read(path) as file:
-        stream: Any = gzip.GzipFile(fileobj=file) if is_gzip(path) else file
+        stream: Any = gzip.GzipFile(fileobj=file) if is_gzip(file) else file
         try:
             for line in stream:
                 yield line.decode('utf-8').rstrip('\r\n')
@@ -123,7 +143,8 @@ def atomic_path(path: str) -> Iterator[str]:
     On an error in the block the temporary file is removed and `path` stays as it was.
     """
     folder, name = split(path)
-    make_dirs(folder)
+    if not gcs.is_gs(path):
+        make_dirs(folder)
     temporary = join(folder, f'.{name}.{uuid.uuid4().hex[:8]}.tmp')
     try:
         yield temporary
@@ -150,14 +171,16 @@ def write_atomic(path: str, data: Union[bytes, str]) -> None:
 def make_dirs(folder: str) -> None:
     """Makes the folder and those above it; one that is there already is fine."""
     with _reporting('make the folder', folder):
-        if is_remote(folder):
+        if gcs.is_gs(folder):
+            gcs.make_dir(folder)
+        elif is_remote(folder):
             _gfile().makedirs(folder)
         else:
             os.makedirs(folder, exist_ok=True)
 
 
 def rename(source: str, target: str) -> None:
-    """Moves the file to `target`, in place of one that is there."""
+    """Moves the file, or on a file system with folders the folder, to `target`, in place of a file that is there."""
     with _reporting('rename to', target):
         if is_remote(target):
             _gfile().rename(source, target, overwrite=True)
@@ -172,12 +195,31 @@ def copy(source: str, target: str) -> None:
             shutil.copyfileobj(reader, writer, _COPY_BYTES)
 
 
-def copy_tree(source: str, target: str) -> None:
-    """Copies all files below the folder `source` to the same names below `target`."""
-    make_dirs(target)
+def publish_tree(source: str, target: str, *, last: str) -> None:
+    """Moves or copies the folder `source` to `target`, for readers that may look there at any time.
+
+    Args:
+        source: local, or on the file system of `target`.
+        target: not there yet. A local one appears at once; on a remote store files can only appear one by one.
+        last: name of a file that appears when all others are whole, so that readers can tell.
+    """
+    if not is_remote(target):
+        rename(source, target)
+        return
+    _upload_tree(source, target, leave_out=last)
+    write_atomic(join(target, last), read_bytes(join(source, last)))
+
+
+def _upload_tree(source: str, target: str, *, leave_out: str = '') -> None:
+    if not gcs.is_gs(target):  # where no folder is needed
+        make_dirs(target)
     for name in list_dir(source):
         path = join(source, name)
-        (copy_tree if is_dir(path) else copy)(path, join(target, name))
+        if is_dir(path):
+            _upload_tree(path, join(target, name))
+        elif name != leave_out:
+            with open_read(path) as reader, _reporting('write', target), _open(join(target, name), 'wb') as writer:
+                shutil.copyfileobj(reader, writer, _COPY_BYTES)
 
 
 def remove(path: str) -> None:
@@ -200,14 +242,14 @@ def remove_tree(folder: str) -> None:
             shutil.rmtree(folder)
 
 
-def is_gzip(path: str) -> bool:
-    """Whether the file is GZIP, by its bytes: names lie.
+def is_gzip(file: BinaryIO) -> bool:
+    """Whether the file, just opened, is GZIP, by its bytes: names lie. It is left at its start.
 
     A TFRecord file starts with the length of its first record, which may spell the three bytes that GZIP starts with
     (a record of 559,903 bytes does); but then a checksum of that length follows.
     """
-    with open_read(path) as file:
-        head = file.read(12)
+    head = file.read(12)
+    file.seek(0)  # opening it once more would be one more request to a remote store
     return head[:3] == b'\x1f\x8b\x08' and not is_record_head(head)
 
 
@@ -258,20 +300,28 @@ def resolve_files(spec: str, flag: str) -> list[str]:
 
 
 def _resolve_entry(entry: str, flag: str) -> list[str]:
-    if is_dir(entry):
-        found = [join(entry, name) for name in list_dir(entry) if _is_data_name(name)]
-        files = [path for path in found if not is_dir(path)]
-        if not files:
-            raise DataError(f'{flag}: no data files in the folder {entry}; {_describe_folder(entry)}')
-        return files
-    if exists(entry):
-        return [entry]
-    matches = [path for path in glob(entry) if _is_data_name(split(path)[1]) and not is_dir(path)]
-    if not matches:
-        is_pattern = any(character in entry for character in '*?[')
+    is_pattern = any(character in entry for character in gcs.WILDCARDS)
+    # Names on gs:// are looked up in the listing that the pattern needs.
+    if not (is_pattern and gcs.is_gs(entry)):
+        if is_dir(entry):
+            files = [join(entry, name) for name in list_files(entry) if _is_data_name(name)]
+            if not files:
+                raise DataError(f'{flag}: no data files in the folder {entry}; {_describe_folder(entry)}')
+            return files
+        if exists(entry):
+            return [entry]
+    files = [path for path in _glob_files(entry) if _is_data_name(split(path)[1])]
+    if not files:
         problem = f'no file matches {entry}' if is_pattern else f'there is no {entry}'
         raise DataError(f'{flag}: {problem}; {_describe_folder(split(entry)[0])}')
-    return matches
+    return files
+
+
+def _glob_files(pattern: str) -> list[str]:
+    if gcs.is_gs(pattern):
+        with _reporting('list', pattern):
+            return gcs.glob(pattern, files_only=True)
+    return [path for path in glob(pattern) if not is_dir(path)]
 
 
 def _is_data_name(name: str) -> bool:
@@ -304,6 +354,18 @@ def _open(path: str, mode: str) -> BinaryIO:
 
 
 @contextlib.contextmanager
+def reporting_remote_errors() -> Iterator[None]:
+    """Turns an error of TensorFlow in the block that names a gs:// path, such as one met while training, into a DataError."""
+    try:
+        yield
+    except Exception as error:
+        path = gcs.find_path(str(error)) if _is_tensorflow_error(error) else None
+        if path is None:
+            raise
+        raise DataError(f'{path}: {_explain(error, path)}') from error
+
+
+@contextlib.contextmanager
 def _reporting(action: str, path: str) -> Iterator[None]:
     """Turns an error of the system in the block into a DataError: path, action and reason on one line."""
     try:
@@ -314,7 +376,17 @@ def _reporting(action: str, path: str) -> Iterator[None]:
         reason = error.strerror or str(error)
         raise DataError(f'{path}: cannot {action}: {reason}') from error
     except Exception as error:
-        if not hasattr(error, 'error_code'):  # what tells a tf.errors.OpError, without importing TensorFlow
+        if not _is_tensorflow_error(error):
             raise
-        reason = ' '.join(str(getattr(error, 'message', error)).split())
-        raise DataError(f'{path}: cannot {action}: {reason[:300]}') from error
+        raise DataError(f'{path}: cannot {action}: {_explain(error, path)}') from error
+
+
+def _is_tensorflow_error(error: Exception) -> bool:
+    return hasattr(error, 'error_code')  # what tells a tf.errors.OpError, without importing TensorFlow
+
+
+def _explain(error: Any, path: str) -> str:
+    message = str(getattr(error, 'message', error))
+    if not gcs.is_gs(path):
+        return ' '.join(message.split())[:300]
+    return gcs.explain(message, error.error_code, path)
