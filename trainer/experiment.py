@@ -49,12 +49,13 @@ def run(config: Config, cluster: Cluster, environ: Mapping[str, str] = os.enviro
       DataError: a file is wrong, or training cannot go on.
     """
     experiment = Experiment(config, cluster, environ)
-    experiment.start()
     mode = config.run.mode
     # A cluster's evaluator gets the flags of those that train.
     if cluster.role == EVALUATOR and mode == 'train_and_eval':
         mode = 'continuous_eval'
-    MODES[mode](experiment)
+    with storage.reporting_remote_errors():
+        experiment.start()
+        MODES[mode](experiment)
 
 
 class Experiment:
@@ -84,10 +85,14 @@ class Experiment:
         Raises:
           DataError: the folder cannot be written.
         """
-        storage.probe_writable(self.output_dir, output_flag(self.config.run, self._environ))
+        self.probe_output()
         self._write_config()
         self._set_tf_config()
         self._log_start()
+
+    def probe_output(self) -> None:
+        """Raises DataError when the output folder cannot be written."""
+        storage.probe_writable(self.output_dir, output_flag(self.config.run, self._environ))
 
     def _set_tf_config(self) -> None:
         """Gives Estimator, which reads TF_CONFIG by itself and takes fewer forms of it, the one that it knows."""
@@ -173,10 +178,16 @@ class Experiment:
 
         def evaluate(checkpoint: Optional[str]) -> Mapping[str, Any]:
             with translate_errors(self.dataset, input_fn.files):
-                return estimator.evaluate(input_fn, checkpoint_path=checkpoint)
+                # Named, because Estimator evaluates random weights when it cannot read which checkpoint is the latest.
+                return estimator.evaluate(
+                    input_fn,
+                    checkpoint_path=checkpoint or _need_checkpoint(self),
+                    hooks=[hooks.RecoveryHook(lambda: records.find_compressions(input_fn.files))],
+                )
 
         def export_best() -> str:
-            return export.export_model(estimator, self.dataset, storage.join(self.output_dir, 'best'))
+            path = storage.join(self.output_dir, 'best')
+            return export.export_model(estimator, self.dataset, path, checkpoint=_need_checkpoint(self))
 
         return Evaluator(
             evaluate=evaluate,
@@ -193,7 +204,7 @@ class Experiment:
 
     def find_checkpoint(self) -> tuple[Optional[str], int]:
         """Returns the latest checkpoint and its step; (None, 0) when there is none."""
-        path = tf.train.latest_checkpoint(self.output_dir)
+        path = checkpoints.find_latest(self.output_dir)
         if path is None:
             return None, 0
         match = re.search(r'-(\d+)$', path)
@@ -318,7 +329,7 @@ def _train(experiment: Experiment, listeners: list[Any]) -> int:
     try:
         with translate_errors(experiment.dataset, input_fn.files):
             experiment.make_estimator(model_fn=model_fn).train(
-                loop.wrap_input_fn(input_fn), hooks=make_hooks(experiment, state, listeners)
+                loop.wrap_input_fn(input_fn), hooks=make_hooks(experiment, state, listeners, files=input_fn.files)
             )
     except hooks.NanLossError as error:
         raise DataError(
@@ -328,10 +339,17 @@ def _train(experiment: Experiment, listeners: list[Any]) -> int:
     return experiment.find_checkpoint()[1]
 
 
-def make_hooks(experiment: Experiment, state: loop.LoopState, listeners: list[Any]) -> list[Any]:
+def make_hooks(experiment: Experiment, state: loop.LoopState, listeners: list[Any], *, files: Sequence[str]) -> list[Any]:
     """The hooks of training in their order: the clock of the loop first, saving (and evaluating) after the checks."""
     config = experiment.config
+
+    def check_store() -> None:
+        records.find_compressions(files)
+        experiment.probe_output()
+
     return [
+        hooks.RestoredStepHook(lambda: experiment.find_checkpoint()[1]),
+        hooks.RecoveryHook(check_store),
         loop.StepsPerCallHook(config.loop.steps_per_loop),
         hooks.StopOnNanHook(state),
         hooks.ProgressHook(
@@ -380,7 +398,8 @@ def _finish(experiment: Experiment, estimator: Any, metrics: Mapping[str, float]
 
 def _export(experiment: Experiment, estimator: Any) -> str:
     logger.info('Exporting prediction graph to %s', experiment.export_dir)
-    return export.export_model(estimator, experiment.dataset, experiment.export_dir)
+    checkpoint = _need_checkpoint(experiment)
+    return export.export_model(estimator, experiment.dataset, experiment.export_dir, checkpoint=checkpoint)
 
 
 def _need_checkpoint(experiment: Experiment) -> str:

@@ -7,6 +7,9 @@ the instance.
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -19,10 +22,11 @@ DEFAULT_SIGNATURE = 'serving_default'
 EXAMPLES = 'examples'
 # No reader takes a folder of this name for an export: TensorFlow Serving wants numbers.
 _UNFINISHED = 'temp-export'
+_MODEL_FILE = 'saved_model.pb'
 
 
 def export_model(estimator: Any, dataset: Dataset, directory: str, checkpoint: Optional[str] = None) -> str:
-    """Writes `<directory>/<timestamp>/` and returns its path; nothing of this name is there before it is whole.
+    """Writes `<directory>/<timestamp>/` and returns its path; `saved_model.pb`, without which no reader takes it, comes last.
 
     Args:
       estimator: an Estimator or TPUEstimator.
@@ -33,22 +37,33 @@ def export_model(estimator: Any, dataset: Dataset, directory: str, checkpoint: O
     Raises:
       DataError: the folder cannot be written.
     """
+    with _unfinished_folder(directory) as unfinished:
+        written = estimator.export_saved_model(
+            unfinished, make_serving_input_receiver_fn(dataset), checkpoint_path=checkpoint, as_text=False
+        )
+        path = written.decode() if isinstance(written, bytes) else written
+        _name_signatures(path)
+        timestamp = int(path.rstrip('/').rsplit('/', 1)[-1])
+        # Estimator keeps its exports apart by the second, but knows of none that has been moved away.
+        while storage.exists(storage.join(directory, str(timestamp))):
+            timestamp += 1
+        target = storage.join(directory, str(timestamp))
+        storage.publish_tree(path, target, last=_MODEL_FILE)
+    return target
+
+
+@contextlib.contextmanager
+def _unfinished_folder(directory: str) -> Iterator[str]:
+    """Where an export is put together: beside the others, to be renamed, or, if they are remote, here, to be sent once."""
+    if storage.is_remote(directory):
+        with tempfile.TemporaryDirectory(prefix='trainer-export-') as folder:
+            yield folder
+        return
     unfinished = storage.join(directory, _UNFINISHED)
     storage.remove_tree(unfinished)
     storage.make_dirs(unfinished)
-    written = estimator.export_saved_model(
-        unfinished, make_serving_input_receiver_fn(dataset), checkpoint_path=checkpoint, as_text=False
-    )
-    path = written.decode() if isinstance(written, bytes) else written
-    _name_signatures(path)
-    timestamp = int(path.rstrip('/').rsplit('/', 1)[-1])
-    # Estimator keeps its exports apart by the second, but knows of none that has been moved away.
-    while storage.exists(storage.join(directory, str(timestamp))):
-        timestamp += 1
-    target = storage.join(directory, str(timestamp))
-    storage.rename(path, target)
+    yield unfinished
     storage.remove_tree(unfinished)
-    return target
 
 
 def make_serving_input_receiver_fn(dataset: Dataset) -> Any:
@@ -78,7 +93,7 @@ def _name_signatures(path: str) -> None:
     """Renames what Estimator calls 'examples:serving_default' to 'examples'."""
     from tensorflow.core.protobuf import saved_model_pb2
 
-    name = storage.join(path, 'saved_model.pb')
+    name = storage.join(path, _MODEL_FILE)
     model = saved_model_pb2.SavedModel.FromString(storage.read_bytes(name))
     for meta_graph in model.meta_graphs:
         signatures = meta_graph.signature_def

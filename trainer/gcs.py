@@ -113,10 +113,11 @@ def split_bucket(path: str) -> tuple[str, str]:
     return bucket, name
 
 
-def find_path(message: str) -> Optional[str]:
-    """The gs:// path that an error of TensorFlow names; None when it names none."""
+def find_failed_path(message: str) -> Optional[str]:
+    """The gs:// path of a request that failed, from an error of TensorFlow; None when the error is of another kind."""
     match = re.search(r'gs://[^\s\'",;\]]+', message)
-    return match.group(0).rstrip('.:') if match else None
+    is_request = re.search(r'HTTP response code \d|libcurl code \d', message)
+    return match.group(0).rstrip('.:') if match and is_request else None
 
 
 def explain(message: str, code: int, path: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tqdm
 import tqdm.contrib.logging
 
+from trainer.errors import DataError
 from trainer.loop import LoopState
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,45 @@ class StopOnNanHook(tf.compat.v1.train.SessionRunHook):
         step, loss = run_values.results
         if not math.isfinite(loss):
             raise NanLossError(int(step), float(loss))
+
+
+class RestoredStepHook(tf.compat.v1.train.SessionRunHook):
+    """Raises DataError when a session does not start from the latest checkpoint.
+
+    TensorFlow starts anew, without a word, when it cannot read which one that is, and would then write over the old run.
+
+    Args:
+      find_step: gives the step of the latest checkpoint, 0 when there is none.
+    """
+
+    def __init__(self, find_step: Callable[[], int]) -> None:
+        self._find_step = find_step
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        step, latest = int(session.run(tf.compat.v1.train.get_global_step())), self._find_step()
+        if step < latest:
+            raise DataError(f'training would start at step {step}, but the latest checkpoint is of step {latest}; run again')
+
+
+class RecoveryHook(tf.compat.v1.train.SessionRunHook):
+    """Ends a run whose files cannot be reached.
+
+    TensorFlow makes a new session, as often as it takes, after an error that a restarted peer may have caused. A store that
+    fails for minutes causes the same ones.
+
+    Args:
+      check: looks at the files that the session reads and writes; raises DataError when one cannot be reached.
+    """
+
+    def __init__(self, check: Callable[[], object]) -> None:
+        self._check = check
+        self._is_recovery = False
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        if self._is_recovery:
+            logger.warning('The session was lost; going on from the last checkpoint')
+            self._check()
+        self._is_recovery = True
 
 
 class StopAtStepHook(tf.compat.v1.train.SessionRunHook):

@@ -355,11 +355,11 @@ def _open(path: str, mode: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def reporting_remote_errors() -> Iterator[None]:
-    """Turns an error of TensorFlow in the block that names a gs:// path, such as one met while training, into a DataError."""
+    """Turns an error of TensorFlow in the block, if it is of a request to gs://, into a DataError."""
     try:
         yield
     except Exception as error:
-        path = gcs.find_path(str(error)) if _is_tensorflow_error(error) else None
+        path = gcs.find_failed_path(str(error)) if _is_tensorflow_error(error) else None
         if path is None:
             raise
         raise DataError(f'{path}: {_explain(error, path)}') from error

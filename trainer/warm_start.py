@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from trainer import compat, storage
+from trainer import checkpoints, compat, storage
 from trainer.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def find_checkpoint(path: str) -> str:
     Raises:
       DataError: there is none.
     """
-    found = tf.train.latest_checkpoint(path) if storage.is_dir(path) else path
+    found = checkpoints.find_latest(path) if storage.is_dir(path) else path
     if not found or not tf.compat.v1.train.checkpoint_exists(found):
         raise DataError(f'--warm_start_from={path}: no checkpoint there; give model.ckpt-N without its ending, or its folder')
     return found
