@@ -47,8 +47,8 @@ TOKEN = 'token-of-the-tests'
 START_SECS = 20
 # No request of a test takes longer, so nothing waits for ever.
 REQUEST_SECS = 30
-# A fault that cuts the connection, where others have an HTTP status.
-CUT = 'cut'
+# Faults without an HTTP status: the connection ends in the middle; or it ends when all is done, and the answer is lost.
+CUT, LOST = 'cut', 'lost'
 # So that a request that lasts is given up within a second; the service's own pace is a second, doubled up to 32, ten times.
 FAST_RETRIES = {
     'GCS_RETRY_CONFIG_MAX_RETRIES': '5',
@@ -62,7 +62,7 @@ class Fault:
     """Requests that fail, chosen by kind, object and rate; the same ones for the same seed.
 
     Args:
-      status: HTTP status of the answer, or `CUT`: the connection ends in the middle of the body, if there is one.
+      status: HTTP status of the answer, `CUT` or `LOST`.
       kinds: of `Request.kind`; empty takes all.
       pattern: regular expression found in 'bucket/object'.
       rate: share of the requests that fail, 0 to 1. Which ones depends on the seed, the request, and how often it has come.
@@ -330,7 +330,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: _Proxy
     rfile: io.BufferedReader
     is_tls = False
-    # Upload sessions whose object the server has: address to the answer's status, headers and body.
+    # Whether the server has the object of an upload session, by the session's address.
     sessions: dict[str, bool] = {}  # noqa: RUF012
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -360,7 +360,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._cut()
             return
         body = self._read_body()
-        if fault is not None:
+        if fault is not None and fault.status == LOST:
+            status, *_ = self._ask(body)
+            self._note_upload(status)
+            self._end(LOST)
+        elif fault is not None:
             self._send(int(fault.status), [('Content-Type', 'application/json')], _make_error(int(fault.status), kind, path))
         elif kind == 'status':
             self._send(200 if self.sessions.get(self.path) else 308, [], b'')
@@ -400,7 +404,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header('Content-Length', str(len(body)))
             self.end_headers()
             self.wfile.write(body[: len(body) // 2])
-        self._note(CUT)
+        self._end(CUT)
+
+    def _end(self, status: str) -> None:
+        self._note(status)
         self.close_connection = True
         # A reset, not an orderly end, which some clients take for the end of the body.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b'\1\0\0\0\0\0\0\0')
@@ -408,11 +415,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _forward(self, body: bytes) -> None:
         status, headers, answer = self._ask(body)
-        if self.kind == 'upload':
-            self.sessions[self.path] = status in (200, 201)
+        self._note_upload(status)
         if not self.is_tls:  # google-cloud-storage follows these
             answer = answer.replace(f'https://{API_HOST}'.encode(), self.server.store.host.encode())
         self._send(status, headers, answer)
+
+    def _note_upload(self, status: int) -> None:
+        if self.kind == 'upload':
+            self.sessions[self.path] = status in (200, 201)
 
     def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         """The server's answer: status, headers, body."""

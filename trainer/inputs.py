@@ -135,10 +135,12 @@ def make_input_fn(
         source, corrupt = _leave_out_corrupt(shard, dataset, facts, limit=config.max_corrupt_records)
     else:
         source, corrupt = pipelines.Source(shard.files, tuple(records.find_compressions(shard.files)), shard), 0
-        _compare_with_manifest(source, facts)
-    first = _read_first(source, dataset)
+    file_bytes = _measure_files(source.files)
+    if not config.max_corrupt_records:
+        _compare_with_manifest(source, facts, file_bytes)
+    first = _read_first(source, dataset, file_bytes)
     _check_enough_records(source)
-    sizes = _estimate_sizes(source, dataset, facts, first_record_bytes=len(first))
+    sizes = _estimate_sizes(source, dataset, facts, file_bytes, first_record_bytes=len(first))
     pipeline = _choose_pipeline(dataset, sizes, config) if training else 'exact'
     _log_choice(pipeline, source, sizes, batch_size=batch_size, config=config)
     return InputFn(
@@ -154,15 +156,21 @@ def make_input_fn(
     )
 
 
-def _compare_with_manifest(source: pipelines.Source, facts: Mapping[str, manifest.FileFacts]) -> None:
-    """Finds files that were cut: TensorFlow reads one that ends between two records, or a cut GZIP file, without a word."""
+def _measure_files(paths: Sequence[str]) -> dict[str, int]:
+    """Length of each file in bytes, asked for once: on a remote store each is a request."""
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        sizes = dict(zip(source.files, pool.map(storage.size, source.files)))
+        return dict(zip(paths, pool.map(storage.size, paths)))
+
+
+def _compare_with_manifest(
+    source: pipelines.Source, facts: Mapping[str, manifest.FileFacts], file_bytes: Mapping[str, int]
+) -> None:
+    """Finds files that were cut: TensorFlow reads one that ends between two records, or a cut GZIP file, without a word."""
     for path, compression in zip(source.files, source.compressions):
-        if compression and sizes[path] < _MIN_GZIP_BYTES:
-            raise DataError(f'{path}: the GZIP file is cut: it has {sizes[path]} bytes; write it again')
-        if path in facts and sizes[path] != facts[path].bytes:
-            _explain_difference(path, facts[path], num_bytes=sizes[path])
+        if compression and file_bytes[path] < _MIN_GZIP_BYTES:
+            raise DataError(f'{path}: the GZIP file is cut: it has {file_bytes[path]} bytes; write it again')
+        if path in facts and file_bytes[path] != facts[path].bytes:
+            _explain_difference(path, facts[path], num_bytes=file_bytes[path])
 
 
 def _explain_difference(path: str, facts: manifest.FileFacts, *, num_bytes: int) -> None:
@@ -222,11 +230,11 @@ def _find_compression_or_damage(path: str, facts: Mapping[str, manifest.FileFact
         return ''
 
 
-def _read_first(source: pipelines.Source, dataset: Dataset) -> bytes:
+def _read_first(source: pipelines.Source, dataset: Dataset, file_bytes: Mapping[str, int]) -> bytes:
     """The first record, checked."""
     # A copy without its corrupt records may have none left.
     for path in source.files:
-        if storage.size(path):
+        if file_bytes[path]:
             return records.check_first(path, dataset)
     raise DataError(
         f'{source.files[0]}: no sound record in it nor in the {len(source.files) - 1} other files; write them again'
@@ -249,26 +257,31 @@ def _check_enough_records(source: pipelines.Source) -> None:
 
 
 def _estimate_sizes(
-    source: pipelines.Source, dataset: Dataset, facts: Mapping[str, manifest.FileFacts], *, first_record_bytes: int
+    source: pipelines.Source,
+    dataset: Dataset,
+    facts: Mapping[str, manifest.FileFacts],
+    file_bytes: Mapping[str, int],
+    *,
+    first_record_bytes: int,
 ) -> _Sizes:
+    lengths = [file_bytes[path] for path in source.files]
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        file_bytes = sum(pool.map(_uncompressed_bytes, source.files, source.compressions))
+        total_bytes = sum(pool.map(_uncompressed_bytes, source.files, source.compressions, lengths))
     is_counted = all(path in facts for path in source.files)
     if is_counted:
         total = sum(facts[path].records for path in source.files)
     else:
-        total = max(1, round(file_bytes / (first_record_bytes + _FRAME_BYTES)))
+        total = max(1, round(total_bytes / (first_record_bytes + _FRAME_BYTES)))
     count = source.shard.count(total)
-    serialized_bytes = max(0, file_bytes // total - _FRAME_BYTES) if total else 0
+    serialized_bytes = max(0, total_bytes // total - _FRAME_BYTES) if total else 0
     has_strings = any(feature.decoded_dtype == tf.string for feature in dataset.schema.features.values())
     # The characters of strings are not in the schema's count; no record holds more of them than its length.
     parsed_bytes = count * (dataset.schema.bytes_per_example + (serialized_bytes if has_strings else 0))
     return _Sizes(count, serialized_bytes, parsed_bytes, is_counted)
 
 
-def _uncompressed_bytes(path: str, compression: str) -> int:
+def _uncompressed_bytes(path: str, compression: str, length: int) -> int:
     """Length of the file as TensorFlow reads it; for GZIP what its last bytes state, modulo 4 GiB."""
-    length = storage.size(path)
     if not compression:
         return length
     with storage.open_read(path) as file:

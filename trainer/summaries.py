@@ -12,10 +12,14 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from trainer import storage
+
 STEP_KEY = 'step'
 SCALAR, IMAGE, HISTOGRAM = 'scalar', 'image', 'histogram'
 # TensorBoard shows nothing of what still sits in the writer's queue; its own default is two minutes.
 FLUSH_MILLIS = 10_000
+# A remote file is written anew, whole, at each flush, and by default there is one after every ten values.
+REMOTE_FLUSH_MILLIS, REMOTE_QUEUE_VALUES = 60_000, 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +88,12 @@ def make_write_fn(params: SummaryParams) -> Callable[..., Any]:
 
     def write_fn(**tensors: tf.Tensor) -> Any:
         step = tf.cast(tensors.pop(STEP_KEY)[0], tf.int64)
-        writer = tf.summary.create_file_writer(params.directory, flush_millis=FLUSH_MILLIS)
+        if storage.is_remote(params.directory):
+            writer = tf.summary.create_file_writer(
+                params.directory, max_queue=REMOTE_QUEUE_VALUES, flush_millis=REMOTE_FLUSH_MILLIS
+            )
+        else:
+            writer = tf.summary.create_file_writer(params.directory, flush_millis=FLUSH_MILLIS)
         with writer.as_default(step), tf.summary.record_if(tf.equal(step % params.every_steps, 0)):
             for key, tensor in tensors.items():
                 kind, name = key.split('/', 1)
