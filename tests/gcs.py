@@ -65,7 +65,7 @@ class Fault:
       status: HTTP status of the answer, `CUT` or `LOST`.
       kinds: of `Request.kind`; empty takes all.
       pattern: regular expression found in 'bucket/object'.
-      rate: share of the requests that fail, 0 to 1. Which ones depends on the seed, the request, and how often it has come.
+      rate: share of the requests that fail, 0 to 1. Seed, kind, object, and how often the request has come decide which.
       times: how many requests fail at most; None is no limit.
       seed: of the choice.
     """
@@ -84,7 +84,8 @@ class Fault:
             return False
         if self.times is not None and self.hits >= self.times:
             return False
-        return random.Random(f'{self.seed} {request.kind} {request.path} {nth}').random() < self.rate
+        name = request.path.partition('/')[2]
+        return random.Random(f'{self.seed} {request.kind} {name} {nth}').random() < self.rate
 
 
 @dataclasses.dataclass(frozen=True)
