@@ -67,6 +67,7 @@ class Fault:
       pattern: regular expression found in 'bucket/object'.
       rate: share of the requests that fail, 0 to 1. Seed, kind, object, and how often the request has come decide which.
       times: how many requests fail at most; None is no limit.
+      after: how often a request of the same kind for the same object passes first.
       seed: of the choice.
     """
 
@@ -75,6 +76,7 @@ class Fault:
     pattern: str = ''
     rate: float = 1.0
     times: Optional[int] = None
+    after: int = 0
     seed: int = 0
     hits: int = 0
 
@@ -82,7 +84,7 @@ class Fault:
         """Says whether this request fails; `nth` counts requests of the same kind for the same object."""
         if (self.kinds and request.kind not in self.kinds) or not re.search(self.pattern, request.path):
             return False
-        if self.times is not None and self.hits >= self.times:
+        if nth <= self.after or (self.times is not None and self.hits >= self.times):
             return False
         name = request.path.partition('/')[2]
         return random.Random(f'{self.seed} {request.kind} {name} {nth}').random() < self.rate
@@ -197,9 +199,9 @@ class Store:
         """How many requests there were of these kinds (none given: of all) for objects that match."""
         return sum((not kinds or r.kind in kinds) and bool(re.search(pattern, r.path)) for r in self.requests)
 
-    def tally(self) -> dict[str, int]:
-        """How many requests there were of each kind."""
-        return dict(collections.Counter(request.kind for request in self.requests))
+    def tally(self, pattern: str = '') -> dict[str, int]:
+        """How many requests there were of each kind for objects that match."""
+        return dict(collections.Counter(request.kind for request in self.requests if re.search(pattern, request.path)))
 
     def choose_fault(self, request: Request) -> Optional[Fault]:
         """The fault that the proxy makes of this request, None to let it pass."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tqdm
 import tqdm.contrib.logging
 
+from trainer import storage
 from trainer.errors import DataError
 from trainer.loop import LoopState
 
@@ -65,7 +66,7 @@ class RestoredStepHook(tf.compat.v1.train.SessionRunHook):
 
 
 class RecoveryHook(tf.compat.v1.train.SessionRunHook):
-    """Ends a run whose files cannot be reached.
+    """Ends a run whose files cannot be reached, or whose session is lost again and again at the same step.
 
     TensorFlow makes a new session, as often as it takes, after an error that a restarted peer may have caused. A store that
     fails for minutes causes the same ones.
@@ -74,15 +75,25 @@ class RecoveryHook(tf.compat.v1.train.SessionRunHook):
       check: looks at the files that the session reads and writes; raises DataError when one cannot be reached.
     """
 
+    MAX_LOSSES = 3
+
     def __init__(self, check: Callable[[], object]) -> None:
         self._check = check
-        self._is_recovery = False
+        self._step: Optional[int] = None
+        self._losses = 0
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        if self._is_recovery:
-            logger.warning('The session was lost; going on from the last checkpoint')
+        step = int(session.run(tf.compat.v1.train.get_global_step()))
+        if self._step is not None:
+            logger.warning('The session was lost; going on from step %d', step)
             self._check()
-        self._is_recovery = True
+            self._losses = self._losses + 1 if step <= self._step else 1
+            if self._losses > self.MAX_LOSSES:
+                raise DataError(
+                    f'the session was lost {self._losses} times after step {step}, though files can be read and written; '
+                    'run with --debug for the errors of TensorFlow'
+                )
+        self._step = step
 
 
 class StopAtStepHook(tf.compat.v1.train.SessionRunHook):
@@ -138,7 +149,8 @@ class SaveHook(tf.compat.v1.train.CheckpointSaverHook):
         self._saved_step, self._saved_at = step, self._now()
         if step == 0:
             # The graph goes to TensorBoard and the first checkpoint to disk, as the base class does it.
-            super().after_create_session(session, coord)
+            with storage.reporting_remote_errors():
+                super().after_create_session(session, coord)
 
     def before_run(self, run_context: Any) -> Any:
         return tf.compat.v1.train.SessionRunArgs(self._state.result.step)
@@ -158,7 +170,9 @@ class SaveHook(tf.compat.v1.train.CheckpointSaverHook):
             listener.end(session, step)
 
     def _save_at(self, session: Any, step: int) -> bool:
-        stop = bool(self._save(session, step))
+        # TensorFlow would take a store that is away for a lost peer, and train from the last checkpoint to here for ever.
+        with storage.reporting_remote_errors():
+            stop = bool(self._save(session, step))
         self._saved_step, self._saved_at = step, self._now()
         return stop
 
