@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tests import fakes
 from trainer import hooks, loop
+from trainer.errors import DataError
 
 
 class _Context:
@@ -171,3 +172,41 @@ def test_listener_that_asks_for_it_ends_training():
     assert not context.stopped
     hook.after_run(context, _Values(10))
     assert context.stopped
+
+
+@pytest.mark.parametrize(('restored', 'latest'), [(0, 0), (300, 300), (301, 300)])
+def test_session_from_the_latest_checkpoint_passes(restored, latest):
+    hooks.RestoredStepHook(lambda: latest).after_create_session(_Session(restored), None)
+
+
+def test_session_that_starts_before_the_latest_checkpoint_ends_training():
+    with pytest.raises(DataError, match='would start at step 0, but the latest checkpoint is of step 300'):
+        hooks.RestoredStepHook(lambda: 300).after_create_session(_Session(0), None)
+
+
+def test_files_are_looked_at_when_a_session_is_lost_only(caplog):
+    looks = []
+    hook = hooks.RecoveryHook(lambda: looks.append(1))
+    hook.after_create_session(_Session(0), None)
+    assert not looks
+    hook.after_create_session(_Session(20), None)
+    assert len(looks) == 1
+    assert caplog.messages == ['The session was lost; going on from step 20']
+
+
+def test_lost_session_whose_files_are_out_of_reach_ends_training():
+    def fail():
+        raise DataError('gs://b/x: cannot read')
+
+    hook = hooks.RecoveryHook(fail)
+    hook.after_create_session(_Session(0), None)
+    with pytest.raises(DataError, match='gs://b/x: cannot read'):
+        hook.after_create_session(_Session(0), None)
+
+
+def test_session_lost_again_and_again_at_one_step_ends_training():
+    hook = hooks.RecoveryHook(lambda: None)
+    for step in (0, 0, 0, 10, 20, 20, 20):
+        hook.after_create_session(_Session(step), None)
+    with pytest.raises(DataError, match='lost 4 times after step 20, though files can be read and written'):
+        hook.after_create_session(_Session(20), None)
