@@ -49,6 +49,10 @@ def check_fit(path: str, variables: Mapping[str, Sequence[int]]) -> None:
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         message = str(error).splitlines()[0]
         raise DataError(f'{path} cannot be read ({message}); remove its files to go on from the one before') from error
+    # The names and shapes are in the index. TensorFlow would try the values for ever while a remote store fails.
+    for values in storage.glob(f'{path}.data-*'):
+        with storage.open_read(values) as file:
+            file.read(1)
     for name, shape in variables.items():
         if found.get(name) != list(shape):
             there = f'{found[name]} there' if name in found else 'not there'

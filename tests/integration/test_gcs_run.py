@@ -169,6 +169,16 @@ def test_run_completes_with_one_request_in_twenty_refused(store: gcs.Store, buck
     assert read_json(bucket, 'out/final_metrics.json')['global_step'] == 400
 
 
+def test_checkpoint_that_cannot_be_read_is_named(store: gcs.Store, remote: gcs.Remote, bucket: Any) -> None:
+    assert remote.call(run_here, make_flags(bucket, max_steps=200), timeout_secs=120)[0] == 0
+    for mode in ('train_and_eval', 'eval', 'predict', 'export'):
+        with store.failing(Fault(503, kinds=['read'], pattern='model.ckpt-200.data')):
+            code, err = remote.call(run_here, make_flags(bucket, max_steps=400, mode=mode))
+        assert code == 1
+        start = f'trainer: error: gs://{bucket.name}/out/model.ckpt-200.data-00000-of-00001: cannot read: the service failed'
+        assert err.splitlines()[-1].startswith(start), err
+
+
 @pytest.mark.parametrize(
     ('fault', 'message'),
     [
