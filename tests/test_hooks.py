@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tests import fakes
-from trainer import hooks, loop
+from trainer import compat, hooks, loop
 from trainer.errors import DataError
+from trainer.models import mlp
 
 
 class _Context:
@@ -108,6 +109,37 @@ def test_bar_shows_steps_loss_and_time_left(capsys):
     hook.end(None)
     err = capsys.readouterr().err
     assert '400/1000' in err and 'loss=1.362' in err and '40%' in err and '<' in err
+
+
+@pytest.mark.parametrize(
+    ('shape', 'batch_size', 'threads'),
+    [([784, 130], 100, 1), ([784, 130], 1024, 0), ([784, 130000], 1, 0), ([3, 3, 1, 2], 1, 0)],
+)
+def test_small_step_gets_one_thread_unless_set(shape, batch_size, threads):
+    for is_set in (False, True):
+        config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=5 if is_set else 0)
+        with tf.Graph().as_default():
+            tf.compat.v1.get_variable('weights', shape, use_resource=True)
+            hooks.ThreadsHook(config, batch_size).begin()
+        assert config.inter_op_parallelism_threads == threads
+        assert config.intra_op_parallelism_threads == (5 if is_set else threads)
+
+
+def test_threads_chosen_in_begin_reach_the_session(tmp_path):
+    estimator_api = compat.estimator
+    run_config = estimator_api.tpu.RunConfig(model_dir=str(tmp_path), session_config=tf.compat.v1.ConfigProto())
+    estimator = estimator_api.tpu.TPUEstimator(
+        mlp.model_fn, config=run_config, params=fakes.make_params(), use_tpu=False, train_batch_size=8
+    )
+    config = compat.get_session_config(estimator)
+
+    class Look(tf.compat.v1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            self.threads = session._config.inter_op_parallelism_threads
+
+    look = Look()
+    estimator.train(fakes.make_blobs_input_fn(8), max_steps=1, hooks=[hooks.ThreadsHook(config, 8), look])
+    assert look.threads == 1
 
 
 def test_stop_at_step_stops_at_the_step_and_not_before():

@@ -468,5 +468,13 @@ def test_damage_is_found_on_gs(remote: gcs.Remote, bucket: Any, digits: str) -> 
     assert message_of(remote, do_read, digits, 0).startswith(f'{path}: the file is empty')
 
 
+@pytest.mark.parametrize('compression', [''])
+def test_manifest_and_shards_that_may_not_be_read_are_named(store: gcs.Store, remote: gcs.Remote, digits: str) -> None:
+    for name in ('manifest.json', 'train-00007-of-00016'):
+        with store.failing(Fault(403, kinds=['read'], pattern=f'data/{name}')):
+            message = message_of(remote, do_read, digits, 1)
+        assert message.startswith(f'{digits.rsplit("/", 1)[0]}/{name}: cannot read: permission denied (HTTP 403: ')
+
+
 def do_diagnose(paths: list[str]) -> Any:
     return records.diagnose(paths, MNIST)

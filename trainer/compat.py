@@ -151,3 +151,12 @@ def _load() -> tuple[Any, Any]:
 
 
 estimator, keras = _load()
+
+
+def get_session_config(made_estimator: Any) -> Any:
+    """Returns the ConfigProto from which an Estimator makes its sessions; a change of it reaches the next one.
+
+    The attribute is private, but tensorflow-estimator 2.15.0 is the last release there will be, and a RunConfig hands out
+    copies only.
+    """
+    return made_estimator._session_config

@@ -85,9 +85,11 @@ class RunConfig(Section):
     seed: int = setting(1, 'same seed, same initial weights and batches', at_least=0, at_most=2**31 - 1)
     debug: bool = setting(False, 'show the stack trace of an error')
     intra_op_threads: int = setting(
-        0, 'threads inside one operation; 0 chooses by the size of the step', unit='threads', at_least=0
+        0, 'threads inside one operation; 0: one for a small step, else TensorFlow chooses', unit='threads', at_least=0
     )
-    inter_op_threads: int = setting(0, 'operations run at once; 0 chooses', unit='threads', at_least=0)
+    inter_op_threads: int = setting(
+        0, 'operations run at once; 0: one for a small step, else TensorFlow chooses', unit='threads', at_least=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)

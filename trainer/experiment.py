@@ -328,9 +328,10 @@ def _train(experiment: Experiment, listeners: list[Any]) -> int:
         model_fn = warm_start.wrap_model_fn(model_fn, config.loop.warm_start_from)
     try:
         with translate_errors(experiment.dataset, input_fn.files):
-            experiment.make_estimator(model_fn=model_fn).train(
-                loop.wrap_input_fn(input_fn), hooks=make_hooks(experiment, state, listeners, files=input_fn.files)
-            )
+            estimator = experiment.make_estimator(model_fn=model_fn)
+            threads = hooks.ThreadsHook(compat.get_session_config(estimator), config.data.batch_size)
+            run_hooks = make_hooks(experiment, state, listeners, files=input_fn.files)
+            estimator.train(loop.wrap_input_fn(input_fn), hooks=[threads, *run_hooks])
     except hooks.NanLossError as error:
         raise DataError(
             f'{error}; stopped. The last good checkpoint is {experiment.find_checkpoint()[0]}: lower --learning_rate '

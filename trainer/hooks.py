@@ -96,6 +96,35 @@ class RecoveryHook(tf.compat.v1.train.SessionRunHook):
         self._step = step
 
 
+class ThreadsHook(tf.compat.v1.train.SessionRunHook):
+    """Gives a small step one thread: handing its operations from thread to thread costs more than they take.
+
+    It acts in `begin`, when the model's size is known and the session is not yet made.
+
+    Args:
+      session_config: the ConfigProto of the session to come; threads that are set stay as they are.
+      global_batch_size: examples of a step.
+    """
+
+    # Multiplications and additions of a step, about 6 for each weight and example (2 forward, 4 backward) of layers that use
+    # a weight once; convolutions never count as small. Measured on two cores: at 60 million one thread made 1.3 times the
+    # steps, at 600 million 0.9 times.
+    SMALL_STEP_FLOPS = 2e8
+
+    def __init__(self, session_config: Any, global_batch_size: int) -> None:
+        self._session_config = session_config
+        self._global_batch_size = global_batch_size
+
+    def begin(self) -> None:
+        shapes = [variable.shape for variable in tf.compat.v1.trainable_variables()]
+        weights = sum(shape.num_elements() or 0 for shape in shapes)
+        if any(shape.rank > 2 for shape in shapes) or 6.0 * weights * self._global_batch_size > self.SMALL_STEP_FLOPS:
+            return
+        for name in ('intra_op_parallelism_threads', 'inter_op_parallelism_threads'):
+            if not getattr(self._session_config, name):
+                setattr(self._session_config, name, 1)
+
+
 class StopAtStepHook(tf.compat.v1.train.SessionRunHook):
     """Ends training when `max_steps` is reached."""
 

@@ -28,8 +28,9 @@ def read(folder: str) -> dict[str, Any]:
     path = storage.join(folder, NAME)
     if not storage.exists(path):
         return {}
+    text = storage.read_text(path)
     try:
-        return json.loads(storage.read_text(path))
+        return json.loads(text)
     except ValueError as error:
         raise DataError(f'{path}: not JSON: {error}; convert the data again') from error
 

@@ -54,7 +54,8 @@ def predict_shards(
     if shared:
         raise UsageError(f'--predict_data_paths: several shards would be written to {shared[0]}; predict them in two runs')
     storage.make_dirs(output_dir)
-    missing = [path for path in files if not storage.exists(targets[path])]
+    present = {storage.join(output_dir, name) for name in storage.list_dir(output_dir)}
+    missing = [path for path in files if targets[path] not in present]
     logger.info('Predicting %d shards into %s; %d are done already', len(missing), output_dir, len(files) - len(missing))
     if not missing:
         return list(targets.values())
