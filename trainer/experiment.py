@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 
 FINAL_FILE = 'final_metrics.json'
 VERSIONS = {'trainer': trainer.__version__, 'tensorflow': tf.__version__, 'python': platform.python_version()}
-# How often a continuous evaluation looks for a checkpoint.
-POLL_SECS = 2.0
+# How often a continuous evaluation looks for a checkpoint; on a remote store a look is some seven requests.
+POLL_SECS, REMOTE_POLL_SECS = 2.0, 10.0
 
 
 def run(config: Config, cluster: Cluster, environ: Mapping[str, str] = os.environ) -> None:
@@ -272,7 +272,7 @@ def continuous_eval(experiment: Experiment) -> None:
                 *(experiment.output_dir, config.eval.continuous_eval_timeout_secs),
             )
             return
-        time.sleep(POLL_SECS)
+        time.sleep(REMOTE_POLL_SECS if storage.is_remote(experiment.output_dir) else POLL_SECS)
 
 
 def export_latest(experiment: Experiment) -> None:
