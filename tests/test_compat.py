@@ -520,6 +520,7 @@ def assert_evaluated_and_exported(model_dir: Path):
     assert (export_dir / 'saved_model.pb').exists()
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_two_replicas_of_a_mirrored_strategy_give_the_losses_of_one(tmp_path):
     with open(tmp_path / 'err', 'w') as stderr:
@@ -534,6 +535,7 @@ def test_two_replicas_of_a_mirrored_strategy_give_the_losses_of_one(tmp_path):
     np.testing.assert_allclose(result['losses'], expected_losses(compat_task.STEPS), rtol=1e-6)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_independent_workers_of_a_multi_worker_strategy_train_evaluate_and_export(tmp_path):
     # The coordinator, unlike the classic cluster, wants the evaluator in `cluster`.
@@ -544,6 +546,7 @@ def test_independent_workers_of_a_multi_worker_strategy_train_evaluate_and_expor
     assert_evaluated_and_exported(tmp_path / 'model')
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_parameter_server_cluster_trains_evaluates_and_exports(tmp_path):
     results = run_cluster('parameter_server', ['chief', 'worker', 'ps'], tmp_path)
