@@ -243,7 +243,7 @@ def test_modes_that_need_a_checkpoint_say_so(digits, tmp_path, run, mode):
 
 
 def test_warm_start_takes_the_weights_of_another_run(digits, tmp_path, run):
-    assert run(_flags(digits, tmp_path / 'first', max_steps=200))[0] == 0
+    assert run(_flags(digits, tmp_path / 'first', max_steps=200, eval_steps=200))[0] == 0
     code, _, log = run(
         _flags(digits, tmp_path / 'second', max_steps=1, learning_rate=1e-12, warm_start_from=tmp_path / 'first')
     )
@@ -255,7 +255,15 @@ def test_warm_start_takes_the_weights_of_another_run(digits, tmp_path, run):
 def test_wide_and_deep_on_real_cars(tmp_path, run):
     assert convert.main('autompg', ['--output', str(tmp_path / 'cars')]) == 0
     code, _, _ = run(
-        _flags(tmp_path / 'cars', tmp_path / 'out', model='wide_deep', dataset='autompg', max_steps=300, batch_size=32)
+        _flags(
+            tmp_path / 'cars',
+            tmp_path / 'out',
+            model='wide_deep',
+            dataset='autompg',
+            max_steps=300,
+            eval_steps=300,
+            batch_size=32,
+        )
     )
     assert code == 0
     assert _read_json(tmp_path / 'out' / 'final_metrics.json')['accuracy'] > 0.7
