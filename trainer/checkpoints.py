@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
 from trainer import storage
 from trainer.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 # Names the checkpoints of its folder; TensorFlow writes it after each.
 STATE_FILE = 'checkpoint'
@@ -17,18 +22,79 @@ STATE_FILE = 'checkpoint'
 def find_latest(directory: str) -> Optional[str]:
     """Returns the path of the latest checkpoint, without an ending; None when the folder has none.
 
-    TensorFlow takes a folder that it may not or cannot read for an empty one, and a run would begin anew over the old one.
+    TensorFlow takes a folder that it may not or cannot read, or whose file `checkpoint` is lost, for an empty one, and a run
+    would begin anew over the old one. Where that file does not help, the newest checkpoint on disk is the latest.
 
     Raises:
       DataError: the folder cannot be listed, or its file `checkpoint` cannot be read.
     """
-    if not storage.is_dir(directory) or STATE_FILE not in storage.list_dir(directory):
+    if not storage.is_dir(directory):
         return None
-    path = tf.train.latest_checkpoint(directory)
-    if path is None:
-        storage.read_bytes(storage.join(directory, STATE_FILE))  # says why it cannot be read
-        path = tf.train.latest_checkpoint(directory)  # it was replaced between two looks
-    return path
+    names = storage.list_dir(directory)
+    path = None
+    if STATE_FILE in names:
+        path = _read_state(directory)
+        if path is None:
+            storage.read_bytes(storage.join(directory, STATE_FILE))  # says why it cannot be read
+            path = _read_state(directory)  # it was replaced between two looks
+    return path or next(iter(_list_on_disk(directory, names)), None)
+
+
+def recover(directory: str) -> None:
+    """Makes the newest whole checkpoint the latest, where a machine went down while one was written, or files were lost.
+
+    Raises:
+      DataError: there are checkpoints, but none of them is whole.
+    """
+    latest = find_latest(directory)
+    if latest is None:
+        return
+    on_disk = _list_on_disk(directory, storage.list_dir(directory))
+    older = on_disk[on_disk.index(latest) + 1 :] if latest in on_disk else on_disk
+    problems = []
+    for path in (latest, *older):
+        problem = find_damage(path)
+        if not problem:
+            break
+        problems.append(problem)
+        logger.warning('%s; trying the one before', problem)
+    else:
+        raise DataError(f'no checkpoint in {directory} is whole: {problems[0]}; give another --output_path to start anew')
+    if path != _read_state(directory):
+        kept = on_disk[on_disk.index(path) :][::-1]
+        # As TensorFlow writes it: a CheckpointState as text, with names relative to the folder.
+        lines = [f'model_checkpoint_path: {json.dumps(storage.split(path)[1])}']
+        lines += [f'all_model_checkpoint_paths: {json.dumps(storage.split(other)[1])}' for other in kept]
+        storage.write_atomic(storage.join(directory, STATE_FILE), '\n'.join(lines) + '\n')
+
+
+def find_damage(path: str) -> str:
+    """Reads a checkpoint to its end; returns what is wrong with it, '' when it is whole."""
+    try:
+        with storage.reporting_remote_errors():
+            reader = tf.train.load_checkpoint(path)
+            for name in reader.get_variable_to_shape_map():
+                reader.get_tensor(name)
+    except DataError:
+        raise
+    except (tf.errors.OpError, ValueError, RuntimeError, IndexError) as error:
+        return f'{path} is damaged or incomplete ({str(error).splitlines()[0]})'
+    return ''
+
+
+def _read_state(directory: str) -> Optional[str]:
+    """What the file `checkpoint` names, when it is there and names a checkpoint that is there."""
+    try:
+        return tf.train.latest_checkpoint(directory)
+    except ValueError:  # the file is empty or no state
+        return None
+
+
+def _list_on_disk(directory: str, names: Iterable[str]) -> list[str]:
+    """The checkpoints of a listing, newest first."""
+    found = [match for match in map(re.compile(r'(.+-(\d+))\.index').fullmatch, names) if match]
+    found.sort(key=lambda match: int(match.group(2)), reverse=True)
+    return [storage.join(directory, match.group(1)) for match in found]
 
 
 def check_fit(path: str, variables: Mapping[str, Sequence[int]]) -> None:
@@ -48,7 +114,7 @@ def check_fit(path: str, variables: Mapping[str, Sequence[int]]) -> None:
         raise
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         message = str(error).splitlines()[0]
-        raise DataError(f'{path} cannot be read ({message}); remove its files to go on from the one before') from error
+        raise DataError(f'{path} is damaged or incomplete ({message}); training goes on from the one before') from error
     # The names and shapes are in the index. TensorFlow would try the values for ever while a remote store fails.
     for values in storage.glob(f'{path}.data-*'):
         with storage.open_read(values) as file:

@@ -179,14 +179,15 @@ def check_model(exam: Examination) -> str:
 
 def check_checkpoint(exam: Examination) -> str:
     """The checkpoint that the run would resume from: each variable there, in the shape that the model has."""
-    import tensorflow as tf
-
     from trainer import checkpoints
 
     folder, variables = exam.need('output_dir'), exam.need('variables')
-    path = tf.train.latest_checkpoint(folder)
+    path = checkpoints.find_latest(folder)
     if path is None:
         return 'none: training starts at step 0'
+    damage = checkpoints.find_damage(path)
+    if damage:
+        raise DataError(f'{damage}; a run would go on from the one before')
     checkpoints.check_fit(path, variables)
     return f'{path} fits the model'
 

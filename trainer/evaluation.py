@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from trainer import storage
 from trainer.config import EvalConfig
-from trainer.errors import UsageError
+from trainer.errors import DataError, UsageError
 from trainer.tuning import MetricReporter
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Evaluator:
         self._evaluated_at = clock()
         self.last_step: Optional[int] = None
         self.metrics: dict[str, float] = {}
-        self.best = self._read_best()
+        self.best = read_best(output_dir)
 
     def is_due(self, step: int) -> bool:
         """Says whether the checkpoint of `step` is to be evaluated now."""
@@ -119,10 +119,23 @@ class Evaluator:
             goal = 'minimize' if any(word in name for word in ('loss', 'error')) else 'maximize'
         return value < than if goal == 'minimize' else value > than
 
-    def _read_best(self) -> Optional[Best]:
-        if not storage.exists(self._best_path):
-            return None
-        return Best(**json.loads(storage.read_text(self._best_path)))
+
+def read_best(output_dir: str) -> Optional[Best]:
+    """Returns the best evaluation of the run in a folder, None when there was none.
+
+    Raises:
+      DataError: `best.json` is not what an Evaluator writes.
+    """
+    path = storage.join(output_dir, BEST_FILE)
+    if not storage.exists(path):
+        return None
+    content = storage.read_json(path)
+    try:
+        return Best(str(content['metric']), float(content['value']), int(content['step']), str(content['export']))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f'{path}: expected metric, value, step and export ({error!r}); remove the file and run again'
+        ) from error
 
 
 class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):

@@ -28,7 +28,7 @@ from trainer.cluster import EVALUATOR, Cluster, export_dir, output_dir, output_f
 from trainer.config import Config
 from trainer.datasets import Dataset, get_dataset
 from trainer.errors import DataError, UsageError
-from trainer.evaluation import EvaluationListener, Evaluator
+from trainer.evaluation import EvaluationListener, Evaluator, read_best
 from trainer.models import get_model, parse_model_params
 from trainer.summaries import SummaryParams
 from trainer.tuning import make_reporter
@@ -309,6 +309,7 @@ MODES: dict[str, Callable[[Experiment], None]] = {
 def _train(experiment: Experiment, listeners: list[Any]) -> int:
     """Trains from the last checkpoint to the last step, and returns the step that was reached."""
     config = experiment.config
+    checkpoints.recover(experiment.output_dir)
     checkpoint, start_step = experiment.find_checkpoint()
     if start_step >= config.loop.max_steps:
         logger.info('Already trained to step %d; evaluating and exporting what is there', start_step)
@@ -376,14 +377,18 @@ def _is_finished(experiment: Experiment) -> bool:
     path = storage.join(experiment.output_dir, FINAL_FILE)
     if not storage.exists(path):
         return False
-    final = json.loads(storage.read_text(path))
-    step = int(final['global_step'])
-    if step < experiment.config.loop.max_steps and not final.get('stopped_early'):
-        return False
-    logger.info('Already trained to step %d and exported to %s; nothing to do', step, final['export'])
-    logger.info(
-        'To train on, raise --max_steps (now %d); to start anew, choose another folder', experiment.config.loop.max_steps
-    )
+    final = storage.read_json(path)
+    step, export_path = int(final.get('global_step', 0)), final.get('export', '')
+    config = experiment.config
+    if step < config.loop.max_steps:
+        patience, best = config.eval.early_stopping_steps, read_best(experiment.output_dir)
+        if not (final.get('stopped_early') and patience and best and step - best.step >= patience):
+            return False
+        remedy = f'raise --early_stopping_steps (now {patience}, the best is of step {best.step}), or set it to 0'
+    else:
+        remedy = f'raise --max_steps (now {config.loop.max_steps})'
+    logger.info('Already trained to step %d and exported to %s; nothing to do', step, export_path)
+    logger.info('To train on, %s; to start anew, choose another folder', remedy)
     return True
 
 
@@ -407,6 +412,9 @@ def _need_checkpoint(experiment: Experiment) -> str:
     checkpoint = experiment.find_checkpoint()[0]
     if checkpoint is None:
         raise DataError(f'no checkpoint in {experiment.output_dir}: train first, or give the folder of a run that has one')
+    damage = checkpoints.find_damage(checkpoint)
+    if damage:
+        raise DataError(f'{damage}; run --mode=train_and_eval again, which goes on from the one before')
     return checkpoint
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob as local_glob
 import gzip
+import json
 import os
 import posixpath
 import shutil
@@ -119,6 +120,23 @@ def read_text(path: str) -> str:
         return read_bytes(path).decode('utf-8')
     except UnicodeDecodeError as error:
         raise DataError(f'{path}: not UTF-8 text: {error.reason} at byte {error.start}') from error
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """The JSON object in a file that a run has left.
+
+    Raises:
+        DataError: the file cannot be read, or holds something else.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f'{path}: not the JSON that a run leaves ({error}); remove the file and run again') from error
+    if not isinstance(value, dict):
+        raise DataError(f'{path}: expected a JSON object, it is {str(value)[:40]!r}; remove the file and run again')
+    return value
 
 
 def read_lines(path: str) -> Iterator[str]:

@@ -196,6 +196,9 @@ def test_early_stopping_ends_the_run_which_is_then_finished(digits, tmp_path, ru
     assert final['global_step'] == 40 and final['stopped_early']
     code, _, log = run(_flags(digits, tmp_path, **settings))
     assert code == 0 and [line for line in log if line.startswith('Already trained to step 40')]
+    assert 'raise --early_stopping_steps (now 30, the best is of step 10), or set it to 0' in log[-1]
+    code, _, log = run(_flags(digits, tmp_path, **{**settings, 'early_stopping_steps': 0, 'max_steps': 60}))
+    assert code == 0 and _read_json(tmp_path / 'final_metrics.json')['global_step'] == 60
 
 
 def test_loss_that_is_not_finite_ends_the_run_with_step_and_checkpoint(digits, tmp_path, run):
@@ -268,6 +271,57 @@ def test_wide_and_deep_on_real_cars(tmp_path, run):
     )
     assert code == 0
     assert _read_json(tmp_path / 'out' / 'final_metrics.json')['accuracy'] > 0.7
+
+
+def _truncate(path, size):
+    with open(path, 'r+b') as file:
+        file.truncate(size)
+
+
+@pytest.mark.parametrize(
+    ('damage', 'resumed'),
+    [
+        (lambda folder: (folder / 'checkpoint').unlink(), 30),
+        (lambda folder: _truncate(folder / 'checkpoint', 0), 30),
+        (lambda folder: _truncate(folder / 'model.ckpt-30.index', 50), 20),
+        (lambda folder: _truncate(folder / 'model.ckpt-30.data-00000-of-00001', 100), 20),
+        (lambda folder: (folder / 'model.ckpt-30.index').unlink(), 20),
+    ],
+)
+def test_lost_or_half_written_checkpoint_falls_back_to_the_one_before(digits, tmp_path, run, damage, resumed):
+    settings = {'eval_steps': 10, 'export_best': 'false'}
+    assert run(_flags(digits, tmp_path, max_steps=30, **settings))[0] == 0
+    damage(tmp_path)
+    code, err, log = run(_flags(digits, tmp_path, max_steps=40, **settings))
+    assert code == 0, err
+    assert f'Resuming from {tmp_path}/model.ckpt-{resumed}' in log
+    assert [line.split(':')[0] for line in log if line.startswith('Eval, ')] == [
+        f'Eval, step {step}' for step in range(resumed + 10, 50, 10)
+    ]
+
+
+def test_no_whole_checkpoint_is_an_error_and_nothing_is_overwritten(digits, tmp_path, run):
+    assert run(_flags(digits, tmp_path, max_steps=20, eval_steps=10, export_best='false'))[0] == 0
+    for path in tmp_path.glob('model.ckpt-*.index'):
+        _truncate(path, 50)
+    code, err, _ = run(_flags(digits, tmp_path, max_steps=40))
+    assert (code, len(err)) == (1, 1) and f'no checkpoint in {tmp_path} is whole' in err[0]
+    code, err, _ = run(_flags(digits, tmp_path, mode='export'))
+    assert (code, len(err)) == (1, 1) and 'model.ckpt-20 is damaged or incomplete' in err[0]
+
+
+@pytest.mark.parametrize('name', ['final_metrics.json', 'best.json'])
+@pytest.mark.parametrize('text', ['{bad', '', '[1]'])
+def test_damaged_file_of_an_earlier_run_is_named(digits, tmp_path, run, name, text):
+    (tmp_path / name).write_text(text)
+    code, err, _ = run(_flags(digits, tmp_path))
+    assert (code, len(err)) == (1, 1) and f'{tmp_path}/{name}: ' in err[0] and 'remove the file' in err[0]
+
+
+def test_model_of_one_feature_on_a_dataset_of_several_is_named(tmp_path, run):
+    assert convert.main('autompg', ['--output', str(tmp_path / 'cars')]) == 0
+    code, err, _ = run(_flags(tmp_path / 'cars', tmp_path / 'out', dataset='autompg', batch_size=32))
+    assert (code, len(err)) == (2, 1) and '--model=mlp takes one feature, the dataset has 8' in err[0]
 
 
 # Mistakes. Each is one line that names the culprit and the remedy.

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from trainer import compat
+from trainer.errors import UsageError
 from trainer.models.classifier import get_inputs, make_classifier_spec
 from trainer.summaries import Summaries
 
@@ -21,7 +22,13 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: Optional[tf.Tensor], mod
       mode: a ModeKeys value.
       params: 'hidden1', 'hidden2' (units), 'dropout', 'num_classes', and what the classifier reads.
     """
-    (images,) = get_inputs(features).values()
+    inputs = get_inputs(features)
+    if len(inputs) != 1:
+        raise UsageError(
+            f'--model=mlp takes one feature, the dataset has {len(inputs)} ({", ".join(inputs)}); '
+            'expected --model=linear, dnn or wide_deep, or one of your own'
+        )
+    (images,) = inputs.values()
     pixels = images.shape[-1]
     summaries = Summaries(params.get('summaries'))
     side = int(pixels**0.5)
