@@ -255,7 +255,7 @@ def test_as_estimator_spec_trains_under_plain_estimator(tmp_path):
     estimator = compat.estimator.Estimator(
         lambda features, labels, mode, params: models.get_model('mlp')(features, labels, mode, params).as_estimator_spec(),
         params=fakes.make_params(),
-        model_dir=str(tmp_path),
+        config=compat.estimator.RunConfig(model_dir=str(tmp_path), tf_random_seed=1),
     )
-    estimator.train(fakes.make_blobs_input_fn(8), max_steps=100)
+    estimator.train(fakes.make_blobs_input_fn(8), max_steps=200)
     assert estimator.evaluate(fakes.make_blobs_input_fn(8), steps=10)['accuracy'] > 0.85
