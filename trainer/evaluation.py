@@ -6,6 +6,7 @@ One `Evaluator` lives through a run. What must survive a restart, the best value
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 import math
@@ -77,6 +78,8 @@ class Evaluator:
     def evaluate(self, checkpoint: Optional[str] = None) -> dict[str, float]:
         """Evaluates, logs, reports, and exports when it is the best so far; returns the metrics with 'global_step'."""
         metrics = tidy_metrics(self._evaluate(checkpoint))
+        # The graph of an evaluation is full of cycles; left to itself Python lets dozens of them pile up.
+        gc.collect()
         step = int(metrics['global_step'])
         numbers = ', '.join(f'{name}: {value:.3f}' for name, value in metrics.items() if name != 'global_step')
         logger.info('Eval, step %d: %s', step, numbers)

@@ -175,7 +175,8 @@ def test_checkpoint_that_cannot_be_read_is_named(store: gcs.Store, remote: gcs.R
         with store.failing(Fault(503, kinds=['read'], pattern='model.ckpt-200.data')):
             code, err = remote.call(run_here, make_flags(bucket, max_steps=400, mode=mode))
         assert code == 1
-        start = f'trainer: error: gs://{bucket.name}/out/model.ckpt-200.data-00000-of-00001: cannot read: the service failed'
+        path = f'gs://{bucket.name}/out/model.ckpt-200.data-00000-of-00001'
+        start = f'trainer: error: {path}: the service failed at every retry (HTTP 503'
         assert err.splitlines()[-1].startswith(start), err
 
 
