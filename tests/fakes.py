@@ -51,10 +51,20 @@ def make_params(**settings: Any) -> dict[str, Any]:
         'optimizer': 'sgd',
         'learning_rate': 0.1,
         'momentum': 0.9,
+        'adam_beta1': 0.9,
         'vocabularies': {},
         'moments': {},
     }
     return {**defaults, **settings}
+
+
+def make_keras_network(params: Any) -> Any:
+    """A Keras model with batch normalisation that knows its inputs: [batch, width], by default a digit's width."""
+    layers = compat.keras.layers
+    inputs = compat.keras.Input((params.get('width', 784),))
+    hidden = layers.Dense(8, activation='relu')(layers.Rescaling(1 / 255)(inputs))
+    normalised = layers.BatchNormalization(momentum=0.5)(hidden)
+    return compat.keras.Model(inputs, layers.Dense(params['num_classes'])(normalised))
 
 
 def train_looped(

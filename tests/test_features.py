@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import copy
 import json
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import pictures
+from trainer import images
 from trainer.errors import DataError, UsageError
 from trainer.features import Feature, Schema
 
@@ -193,3 +196,33 @@ def test_any_stage_of_serving_can_be_fed():
         assert from_serialized['words'].tolist() == [[b'a', b'b', b'']] * 2
         assert session.run(image, {receiver.wire['image']: [bytes([9] * 6)]}).tolist() == [[[9] * 3] * 2]
         assert session.run(image + 1, {image: np.zeros((1, 2, 3), np.uint8)}).tolist() == [[[1] * 3] * 2]
+
+
+def test_a_picture_is_written_from_bytes_or_base64_and_parsed_to_pixels():
+    schema = Schema({'image': Feature('bytes', (24, 24, 3), image=images.Decoding('off'))})
+    encoded = pictures.encode(pictures.make_picture(24, 24))
+    plain = schema.encode({'image': encoded})
+    assert schema.encode({'image': {'b64': base64.b64encode(encoded).decode()}}) == plain
+    schema.check(plain)
+    parsed = schema.parse(tf.constant([plain, plain]))['image']
+    assert (parsed.shape, parsed.dtype) == ((2, 24, 24, 3), tf.uint8)
+    np.testing.assert_array_equal(parsed[1], images.decode_central(tf.constant([encoded]), 24, images.Decoding('off'))[0])
+
+
+@pytest.mark.parametrize(
+    ('value', 'message'),
+    [
+        (b'text', "feature 'image' is no picture that can be decoded: Unknown image file format"),
+        ({'b64': '*'}, "feature 'image' is no base64"),
+        ([[1, 2]], "feature 'image' is a list, expected the bytes of a picture or {'b64': ...}"),
+    ],
+)
+def test_what_is_no_picture_is_refused(value, message):
+    with pytest.raises(DataError, match=message):
+        Schema({'image': Feature('bytes', (24, 24, 3), image=images.Decoding())}).encode({'image': value})
+
+
+@pytest.mark.parametrize('shape', [(24, 24), (24, 12, 3), (24, 24, 1)])
+def test_a_picture_feature_needs_a_square_of_three_colours(shape):
+    with pytest.raises(UsageError, match='Feature image needs'):
+        Feature('bytes', shape, image=images.Decoding())

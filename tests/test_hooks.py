@@ -166,12 +166,13 @@ class _SaveHook(hooks.SaveHook):
     def __init__(self, clock, **settings):
         super().__init__(_state(), 'unused', clock=clock, **settings)
         self.saved = []
-        self.answer = False
+        self.problem = None
         self._global_step_tensor = 'global_step'
 
     def _save(self, session, step):
+        if self.problem:
+            raise self.problem
         self.saved.append(step)
-        return self.answer
 
 
 def test_saves_at_multiples_after_a_restart_between_two():
@@ -195,15 +196,19 @@ def test_saves_by_time_and_not_again_at_the_end():
     assert hook.saved == [7, 9]
 
 
-def test_listener_that_asks_for_it_ends_training():
+def test_full_disk_is_named_and_another_error_passes():
     hook = _SaveHook(fakes.FakeClock(), save_steps=10, save_secs=0)
     hook.after_create_session(_Session(1), None)
-    hook.answer = True
-    context = _Context()
-    hook.after_run(context, _Values(9))
-    assert not context.stopped
-    hook.after_run(context, _Values(10))
-    assert context.stopped
+    hook.problem = tf.errors.ResourceExhaustedError(
+        None, None, 'Graph\nout/model.ckpt-10_temp/part-0; No space left on device\nX'
+    )
+    with pytest.raises(
+        DataError, match=r'checkpoint of step 10 cannot be written: out/model.ckpt-10_temp/part-0; No space left'
+    ):
+        hook.after_run(_Context(), _Values(10))
+    hook.problem = tf.errors.ResourceExhaustedError(None, None, 'out of memory')
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        hook.after_run(_Context(), _Values(10))
 
 
 @pytest.mark.parametrize(('restored', 'latest'), [(0, 0), (300, 300), (301, 300)])

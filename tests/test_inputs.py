@@ -13,7 +13,7 @@ from tests import shards
 from trainer import compat, inputs, manifest, memory, pipelines, records
 from trainer.config import DataConfig
 from trainer.datasets import MNIST, Dataset
-from trainer.errors import DataError, UsageError
+from trainer.errors import DataError
 from trainer.features import Feature, Schema
 
 RAGGED = Dataset('ragged', Schema({'ids': Feature('int64', None), 'label': Feature('int64')}), 'label', 3)
@@ -83,6 +83,38 @@ def test_from_memory_a_resumed_run_goes_on_exactly(tmp_path):
     assert take(make(files, cache='memory').starting_at(7), 13) == all_batches[7:]
 
 
+@pytest.mark.parametrize('start_step', [0, 5])
+def test_in_lockstep_workers_take_parts_of_the_same_steps(tmp_path, start_step):
+    files = shards.write_digits(tmp_path, [13, 10])
+    whole = take(make(files, batch=12, cache='memory', start_step=start_step), 9)
+    parts = [
+        take(
+            inputs.make_input_fn(
+                files, MNIST, training=True, global_batch_size=12, batch_size=2, seed=1, config=DataConfig(cache='memory'),
+                num_workers=3, worker_index=worker, is_lockstep=True, start_step=start_step,
+            ),
+            18,
+        )
+        for worker in range(3)
+    ]  # fmt: skip
+    # Each worker has two replicas, which take a batch of two each.
+    steps = [flat(batches[2 * step] + batches[2 * step + 1] for batches in parts) for step in range(9)]
+    assert steps == whole
+
+
+def test_in_lockstep_workers_that_stream_have_shards_of_their_own(tmp_path):
+    files = shards.write_digits(tmp_path, [6, 6])
+    seen = []
+    for worker in range(2):
+        input_fn = inputs.make_input_fn(
+            files, MNIST, training=True, global_batch_size=4, batch_size=2, seed=1, config=DataConfig(cache='off'),
+            num_workers=2, worker_index=worker, is_lockstep=True,
+        )  # fmt: skip
+        assert input_fn.files == (files[worker],)
+        seen.append(set(flat(take(input_fn, 3))))
+    assert seen == [set(range(6)), set(range(6, 12))]
+
+
 @pytest.mark.parametrize('name', ['blocks', 'records'])
 def test_streaming_a_resumed_run_does_not_repeat_the_start(tmp_path, monkeypatch, name):
     if name == 'records':
@@ -135,11 +167,6 @@ def test_fewer_records_than_workers_is_an_error(tmp_path):
     files = shards.write_digits(tmp_path, [2])
     with pytest.raises(DataError, match='2 records for 3 workers; use fewer workers or more data'):
         make(files, batch=3, workers=3, worker=2)
-
-
-def test_batch_that_does_not_divide_is_refused(tmp_path):
-    with pytest.raises(UsageError, match='--batch_size=10 does not divide by 3 workers'):
-        make(shards.write_digits(tmp_path, [4]), workers=3)
 
 
 @pytest.mark.parametrize('batch', [1, 4, 10, 23, 24, 1500])
@@ -307,6 +334,7 @@ OTHER = Schema({'image': Feature('bytes', (700,), raw='uint8'), 'label': Feature
             r"part-00000.tfrecord: record 0 \(byte 0\): label 'label' is 12, dataset 'mnist' has 10 classes \(0 to 9\)",
         ),
     ],
+    ids=['empty', 'zip', 'csv', 'gzip-of-nothing', 'gzip-cut', 'image-too-small', 'label-too-large'],
 )
 @pytest.mark.parametrize('training', [True, False])
 def test_wrong_first_file_stops_before_the_graph(tmp_path, data, message, training):

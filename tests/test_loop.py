@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -79,19 +81,8 @@ def test_input_that_ends_stops_training_and_keeps_what_was_learnt(tmp_path):
 
 
 def test_batch_normalisation_of_a_keras_model_moves_once_a_step(tmp_path):
-    def make_model(params):
-        layers = compat.keras.layers
-        return compat.keras.Sequential(
-            [
-                layers.Lambda(lambda images: tf.cast(images, tf.float32) / 255),
-                layers.Dense(8, activation='relu'),
-                layers.BatchNormalization(momentum=0.5),
-                layers.Dense(params['num_classes']),
-            ]
-        )
-
     def model_fn(features, labels, mode, params):
-        return keras_network.model_fn(make_model, features, labels, mode, params)
+        return keras_network.model_fn(fakes.make_keras_network, features, labels, mode, {**params, 'width': 16})
 
     one, _ = fakes.train_looped(model_fn, tmp_path / 'one', max_steps=12, steps_per_loop=1)
     five, seen = fakes.train_looped(model_fn, tmp_path / 'five', max_steps=12, steps_per_loop=5)
@@ -118,10 +109,15 @@ class _Context:
         self.session = _Session()
 
 
-def _steps_after_calls(hook, clock, secs_of_calls):
+def _make_context(hook):
     context = _Context()
     hook._assign, hook._value = 'assign', 'value'
     hook.after_create_session(context.session, None)
+    return context
+
+
+def _steps_after_calls(hook, clock, secs_of_calls):
+    context = _make_context(hook)
     for secs in secs_of_calls:
         hook.before_run(context)
         clock.now += secs
@@ -140,3 +136,18 @@ def test_steps_per_call_stay_at_one_for_long_steps_and_as_set():
     clock = fakes.FakeClock()
     assert _steps_after_calls(loop.StepsPerCallHook(0, clock), clock, [1.0] * 5) == (1, [1])
     assert _steps_after_calls(loop.StepsPerCallHook(30, clock), clock, [0.001] * 5) == (30, [30])
+
+
+def test_workers_in_lockstep_take_the_steps_of_the_chief_in_the_same_call():
+    clock = fakes.FakeClock()
+    state = loop.LoopState()
+    state.result = types.SimpleNamespace(pace='pace', agreed_pace='agreed')
+    hooks = [loop.StepsPerCallHook(0, clock, lockstep=state, is_chief=is_chief) for is_chief in (True, False)]
+    contexts = [_make_context(hook) for hook in hooks]
+    for secs in (3.0, 0.001, 0.001, 0.01, 0.1, 0.2):
+        fed = [hook.before_run(context).feed_dict['pace'] for hook, context in zip(hooks, contexts)]
+        clock.now += secs
+        agreed = np.sum(fed, axis=0)
+        for hook, context in zip(hooks, contexts):
+            hook.after_run(context, types.SimpleNamespace(results=agreed))
+    assert [context.session.loaded for context in contexts] == [[1, 10, 100, 200]] * 2

@@ -151,7 +151,7 @@ def test_tensorflow_is_an_extra_and_no_requirement() -> None:
     kwargs = read_setup()
     names = [re.split(r'[<>=; ]', requirement)[0] for requirement in kwargs['install_requires']]
     assert names == ['cloudml-hypertune', 'google-cloud-storage', 'google-crc32c', 'pyyaml', 'tqdm']
-    assert set(kwargs['extras_require']) == {'tensorflow', 'test', 'dev'}
+    assert set(kwargs['extras_require']) == {'tensorflow', 'images', 'sweep', 'test', 'dev'}
     assert kwargs['python_requires'] == '>=3.9,<3.14'
     assert kwargs['version'] == trainer.__version__
 

@@ -48,12 +48,6 @@ def test_batches_of_exact_evaluation():
     assert [sharding.count_batches(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
 
 
-def test_global_batch_is_split_or_refused():
-    assert sharding.split_batch_size(96, 3) == 32
-    with pytest.raises(UsageError, match='--batch_size=100 does not divide by 3 workers; the nearest that does is 99'):
-        sharding.split_batch_size(100, 3)
-
-
 def test_super_batch_is_whole_batches_and_at_least_one():
     assert [sharding.super_batch_size(b, target=1024) for b in (1, 10, 100, 1024, 3000)] == [1024, 1020, 1000, 1024, 3000]
 

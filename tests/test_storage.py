@@ -190,6 +190,15 @@ def test_copy_rename_and_remove(tmp_path: Path) -> None:
     assert abs(storage.modified_secs(source) - os.stat(source).st_mtime) < 1e-3
 
 
+def test_appended_bytes_follow_what_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path / 'logs' / 'task.log')
+    for text in (b'one\n', b'two\n'):
+        with storage.open_append(path) as file:
+            file.write(text)
+    assert storage.read_bytes(path) == b'one\ntwo\n'
+    assert message_of(storage.open_append, f'{path}/x').startswith(f'{path}: cannot make the folder')
+
+
 def test_tree_is_published_whole(tmp_path: Path) -> None:
     storage.write_atomic(str(tmp_path / 'source' / 'deep' / 'file'), 'x')
     storage.write_atomic(str(tmp_path / 'source' / 'mark'), 'y')

@@ -40,6 +40,17 @@ def test_scalars_images_and_histograms_are_written_every_n_steps(tmp_path, steps
     assert all(png.startswith(b'\x89PNG') for png in size_and_pictures[2:])
 
 
+def test_where_the_step_leaps_the_first_past_a_multiple_is_written(tmp_path):
+    write_fn = summaries.make_write_fn(summaries.SummaryParams(str(tmp_path), 10))
+    steps = [0, 1, 9, 11, 12, 20, 35, 38]
+    for seen, step in zip(steps, steps[1:]):
+        host_call = (write_fn, {summaries.STEP_KEY: tf.constant([step], tf.int64)})
+        summaries.add_scalar(host_call, 'loss', step)
+        summaries.add_seen_step(host_call, tf.constant([seen], tf.int64))
+        write_fn(**host_call[1])
+    assert fakes.read_events(tmp_path)['loss'] == {11: 11, 20: 20, 35: 35}
+
+
 def test_host_call_runs_under_plain_estimator_too(tmp_path):
     params = {'summaries': summaries.SummaryParams(str(tmp_path / 'train'), 3)}
     estimator = compat.estimator.Estimator(
@@ -91,3 +102,12 @@ def test_a_name_used_twice_is_an_error():
         collected.scalar('loss', 1.0)
         with pytest.raises(ValueError, match="scalar summary 'loss' twice"):
             collected.scalar('loss', 2.0)
+
+
+def test_tile_lays_out_whole_rows():
+    images = np.arange(7 * 2 * 3).reshape(7, 2, 3, 1)
+    tiled = summaries.tile(tf.constant(images), 3).numpy()
+    assert tiled.shape == (1, 4, 9, 1)
+    np.testing.assert_array_equal(tiled[0, 2:, 3:6], images[4])
+    assert summaries.tile(tf.constant(images), 2).shape == (1, 4, 6, 1)
+    np.testing.assert_array_equal(summaries.tile(tf.constant(images[:2]), 8)[0], np.concatenate(images[:2], axis=1))

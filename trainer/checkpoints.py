@@ -142,5 +142,9 @@ def wrap_model_fn(model_fn: Callable[..., Any], directory: str) -> Callable[...,
 
 
 def get_shapes() -> dict[str, list[int]]:
-    """Returns name and shape of every variable of the graph that a checkpoint holds."""
-    return {variable.op.name: variable.shape.as_list() for variable in tf.compat.v1.global_variables()}
+    """Returns name and shape of every variable of the graph that a checkpoint holds.
+
+    A mirrored variable is saved once, under the name of its first replica.
+    """
+    variables = {variable.op.name: variable.shape.as_list() for variable in tf.compat.v1.global_variables()}
+    return {name: shape for name, shape in variables.items() if not re.search(r'/replica_\d+$', name)}

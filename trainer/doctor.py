@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from trainer import cluster, flags, storage, tuning
-from trainer.config import Config
+from trainer.config import ClusterConfig, Config
 from trainer.errors import DataError, UsageError
 
 # Clocks that differ by more break the order of checkpoints and events by time, and signed requests to Cloud Storage at 15 min.
@@ -95,7 +95,8 @@ def check_flags(exam: Examination) -> str:
 
 def check_cluster(exam: Examination) -> str:
     """The place of this process in its job."""
-    exam.cluster = cluster.read_cluster(exam.environ)
+    cluster_flags = exam.config.cluster if exam.config else ClusterConfig()  # flags that are wrong have a line of their own
+    exam.cluster = cluster.read_cluster(exam.environ, cluster_flags)
     trial = f', trial {exam.cluster.trial}' if exam.cluster.trial else ''
     return f'{exam.cluster.name} of {exam.cluster.num_workers} that train{trial}'
 
@@ -141,7 +142,7 @@ def check_dataset(exam: Examination) -> str:
     """`--dataset`."""
     from trainer.datasets import get_dataset
 
-    exam.dataset = get_dataset(exam.need('config').data.dataset)
+    exam.dataset = get_dataset(exam.need('config').data)
     return f'{exam.dataset.name}: {", ".join(exam.dataset.schema.features)}; {exam.dataset.num_classes} classes'
 
 
@@ -198,9 +199,9 @@ def check_export(exam: Examination) -> str:
 
     from trainer import compat, export
 
-    dataset, run = exam.need('dataset'), _make_run(exam)
+    run = _make_run(exam)
     with tf.Graph().as_default():
-        receiver = export.make_serving_input_receiver_fn(dataset)()
+        receiver = export.make_serving_input_receiver_fn(run.serving_dataset)()
         spec = run.model_fn(receiver.features, None, compat.estimator.ModeKeys.PREDICT, run.make_params())
         if not spec.export_outputs:
             raise UsageError(
@@ -215,7 +216,7 @@ def check_metric(exam: Examination) -> str:
     """The file of the metric report."""
     reporter = tuning.make_reporter(exam.need('config'), exam.need('cluster'), exam.environ)
     storage.probe_writable(os.path.dirname(reporter.path), tuning.METRIC_FILE)
-    return f'{reporter.tag or "accuracy, else loss"} to {reporter.path}'
+    return f'{reporter.tag or "the first that the model has of " + ", ".join(tuning.DEFAULT_METRICS)} to {reporter.path}'
 
 
 CHECKS: dict[str, Callable[[Examination], str]] = {

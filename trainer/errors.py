@@ -1,4 +1,4 @@
-"""The two errors a user can cause; `task.py` prints either as one line and exits with its code."""
+"""The errors that `task.py` prints as one line: two that a user can cause, and a run that was told to end."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ class DataError(ValueError):
     """A file, a record or a directory is not what the settings say it is."""
 
     exit_code = 1
+
+
+class Terminated(RuntimeError):
+    """Training ended before its time and goes on when it is started again; `exit_code` is not 0, so that it is."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from trainer import storage
 from trainer.config import EvalConfig
 from trainer.errors import DataError, UsageError
-from trainer.tuning import MetricReporter
+from trainer.tuning import MetricReporter, choose_default_metric
 
 logger = logging.getLogger(__name__)
 
@@ -89,19 +89,20 @@ class Evaluator:
         self.last_step, self.metrics, self._evaluated_at = step, metrics, self._clock()
         return metrics
 
-    def should_stop(self, step: int) -> bool:
-        """Says whether `--early_stopping_steps` have gone by without a better value."""
+    def find_stop_reason(self, step: int) -> str:
+        """Returns why training should end: `--early_stopping_steps` have gone by without a better value; else ''."""
         patience = self._config.early_stopping_steps
         if not patience or self.best is None or step - self.best.step < patience:
-            return False
-        logger.info(
-            'Early stopping at step %d: %s has not improved on %.4f of step %d for %d steps',
-            *(step, self.best.metric, self.best.value, self.best.step, step - self.best.step),
+            return ''
+        reason = (
+            f'{self.best.metric} has not improved on {self.best.value:.4f} of step {self.best.step} '
+            f'for {step - self.best.step} steps'
         )
-        return True
+        logger.info('Early stopping at step %d: %s', step, reason)
+        return f'early stopping: {reason}'
 
     def _update_best(self, metrics: Mapping[str, float], step: int) -> None:
-        name = self._config.best_metric or ('accuracy' if 'accuracy' in metrics else 'loss')
+        name = self._config.best_metric or choose_default_metric(metrics)
         if name not in metrics:
             names = ', '.join(sorted(set(metrics) - {'global_step'}))
             raise UsageError(f'--best_metric={name}: the model has no such metric; it has {names}')
@@ -119,7 +120,7 @@ class Evaluator:
     def _is_better(self, name: str, value: float, than: float) -> bool:
         goal = self._config.best_goal
         if goal == 'auto':
-            goal = 'minimize' if any(word in name for word in ('loss', 'error')) else 'maximize'
+            goal = 'minimize' if any(word in name for word in ('loss', 'error', 'distance')) else 'maximize'
         return value < than if goal == 'minimize' else value > than
 
 
@@ -142,17 +143,29 @@ def read_best(output_dir: str) -> Optional[Best]:
 
 
 class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
-    """Evaluates checkpoints as they are saved, in the process that trains, and ends training when it should."""
+    """Evaluates checkpoints as they are saved, in the process that trains, and ends training when it should.
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    Args:
+      evaluator: of the run.
+      finish: called with the reason when training should end.
+      is_needed: asked before each evaluation; an evaluator task that has come does it instead.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, finish: Callable[[str], None], is_needed: Callable[[], bool] = lambda: True
+    ) -> None:
         self._evaluator = evaluator
+        self._finish = finish
+        self._is_needed = is_needed
 
-    def after_save(self, session: Any, global_step_value: int) -> bool:
+    def after_save(self, session: Any, global_step_value: int) -> None:
         step = int(global_step_value)
-        if step == 0 or not self._evaluator.is_due(step):
-            return False
+        if step == 0 or not self._evaluator.is_due(step) or not self._is_needed():
+            return
         self._evaluator.evaluate()
-        return self._evaluator.should_stop(step)
+        reason = self._evaluator.find_stop_reason(step)
+        if reason:
+            self._finish(reason)
 
 
 def tidy_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,11 +1,4 @@
-"""One run, from a Config to its results.
-
-The order of work of the default mode:
-  1. the output folder is made and probed, and `config.json` written; a run that is finished says so and ends.
-  2. model, dataset, input functions and Estimator are put together.
-  3. training resumes from the last checkpoint, if there is one; evaluations and best exports happen as checkpoints are saved.
-  4. the last evaluation, the export and `final_metrics.json` come before the process ends: a service stops everything then.
-"""
+"""One run put together from a Config: folders, dataset, model, input functions, Estimators, evaluator."""
 
 from __future__ import annotations
 
@@ -16,46 +9,26 @@ import logging
 import os
 import platform
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
 import trainer
-from trainer import checkpoints, compat, export, hooks, inputs, loop, predict, records, storage, warm_start
+from trainer import checkpoints, compat, export, hooks, inputs, job_files, records, stopping, storage
 from trainer.cluster import EVALUATOR, Cluster, export_dir, output_dir, output_flag
-from trainer.config import Config
+from trainer.config import TRAINING_MODES, Config
 from trainer.datasets import Dataset, get_dataset
+from trainer.distribute import ONE_DEVICE, PARAMETER_SERVER, Distribution, make_distribution
 from trainer.errors import DataError, UsageError
-from trainer.evaluation import EvaluationListener, Evaluator, read_best
-from trainer.models import get_model, parse_model_params
+from trainer.evaluation import Evaluator
+from trainer.models import get_model, get_serving_dataset, parse_model_params
 from trainer.summaries import SummaryParams
 from trainer.tuning import make_reporter
 
 logger = logging.getLogger(__name__)
 
-FINAL_FILE = 'final_metrics.json'
 VERSIONS = {'trainer': trainer.__version__, 'tensorflow': tf.__version__, 'python': platform.python_version()}
-# How often a continuous evaluation looks for a checkpoint; on a remote store a look is some seven requests.
-POLL_SECS, REMOTE_POLL_SECS = 2.0, 10.0
-
-
-def run(config: Config, cluster: Cluster, environ: Mapping[str, str] = os.environ) -> None:
-    """Does what `--mode` says.
-
-    Raises:
-      UsageError: a setting is wrong.
-      DataError: a file is wrong, or training cannot go on.
-    """
-    experiment = Experiment(config, cluster, environ)
-    mode = config.run.mode
-    # A cluster's evaluator gets the flags of those that train.
-    if cluster.role == EVALUATOR and mode == 'train_and_eval':
-        mode = 'continuous_eval'
-    with storage.reporting_remote_errors():
-        experiment.start()
-        MODES[mode](experiment)
 
 
 class Experiment:
@@ -68,14 +41,20 @@ class Experiment:
     """
 
     def __init__(self, config: Config, cluster: Cluster, environ: Mapping[str, str]) -> None:
-        if cluster.is_distributed:
-            raise UsageError(f'TF_CONFIG: a cluster of several tasks, {dict(cluster.spec)}; this version trains on one task')
         self.config = config
         self.cluster = cluster
-        self.dataset = get_dataset(config.data.dataset)
+        self.dataset = get_dataset(config.data)
+        self.serving_dataset = get_serving_dataset(config.model.model, self.dataset)
         self.model_fn = get_model(config.model.model)
         self.output_dir = output_dir(config.run, cluster, environ)
         self.export_dir = export_dir(config.run, cluster, environ)
+        if config.run.mode in TRAINING_MODES:
+            with self.tf_config():
+                self.distribution = make_distribution(config.distribution, cluster, environ)
+            self.distribution.split_batch(config.data.batch_size)
+        else:
+            self.distribution = Distribution(ONE_DEVICE, f'--mode={config.run.mode} runs in one process')
+        self.files = job_files.JobFiles(self.output_dir)
         self._model_params = parse_model_params(config.model.model_params)
         self._environ = environ
 
@@ -86,38 +65,53 @@ class Experiment:
           DataError: the folder cannot be written.
         """
         self.probe_output()
-        self._write_config()
-        self._set_tf_config()
+        if self.cluster.is_chief:
+            self._write_config()
         self._log_start()
+
+    @contextlib.contextmanager
+    def tf_config(self) -> Iterator[None]:
+        """Gives TensorFlow, which reads TF_CONFIG by itself and takes fewer forms of it, the one that it knows; then none.
+
+        Without it this process evaluates and exports alone.
+        """
+        os.environ.pop('TF_CONFIG', None)
+        if self.cluster.is_distributed and self.cluster.role != EVALUATOR:
+            os.environ['TF_CONFIG'] = self.cluster.tf_config()
+        try:
+            yield
+        finally:
+            os.environ.pop('TF_CONFIG', None)
 
     def probe_output(self) -> None:
         """Raises DataError when the output folder cannot be written."""
         storage.probe_writable(self.output_dir, output_flag(self.config.run, self._environ))
 
-    def _set_tf_config(self) -> None:
-        """Gives Estimator, which reads TF_CONFIG by itself and takes fewer forms of it, the one that it knows."""
-        os.environ.pop('TF_CONFIG', None)
-        if self.cluster.tf_config():
-            os.environ['TF_CONFIG'] = self.cluster.tf_config()
+    def has_evaluator(self) -> bool:
+        """Says whether an evaluator task evaluates and reports, so that this one need not."""
+        return not self.cluster.evaluates or self.files.has_evaluator()
+
+    def make_session_config(self) -> tf.compat.v1.ConfigProto:
+        """Returns what sessions and servers of this task are made with."""
+        return tf.compat.v1.ConfigProto(
+            intra_op_parallelism_threads=self.config.run.intra_op_threads,
+            inter_op_parallelism_threads=self.config.run.inter_op_threads,
+            allow_soft_placement=True,
+            # A session contacts only the tasks that its own work needs; else one that is dead would stall it.
+            device_filters=self.cluster.device_filters() if self.distribution.name == PARAMETER_SERVER else [],
+        )
 
     def make_estimator(self, *, model_fn: Optional[Callable[..., Any]] = None) -> Any:
-        """Returns the Estimator of this run, over `model_fn` (None: the model's own)."""
+        """Returns an Estimator for this process alone, over `model_fn` (None: the model's own): trains on one device,
+        evaluates, predicts, exports."""
         config = self.config
-        session_config = tf.compat.v1.ConfigProto(
-            intra_op_parallelism_threads=config.run.intra_op_threads,
-            inter_op_parallelism_threads=config.run.inter_op_threads,
-            allow_soft_placement=True,
-        )
         run_config = compat.estimator.tpu.RunConfig(
-            model_dir=self.output_dir,
-            tf_random_seed=config.run.seed,
-            session_config=session_config,
-            # Saving, logging and summaries are done by trainer.hooks and host_call; these are Estimator's own.
-            save_checkpoints_steps=self.save_steps or None,
-            save_checkpoints_secs=None,
-            save_summary_steps=0,
-            log_step_count_steps=None,
-            keep_checkpoint_max=config.loop.keep_checkpoint_max,
+            **self._run_settings(),
+            session_config=tf.compat.v1.ConfigProto(
+                intra_op_parallelism_threads=config.run.intra_op_threads,
+                inter_op_parallelism_threads=config.run.inter_op_threads,
+                allow_soft_placement=True,
+            ),
         )
         return compat.estimator.tpu.TPUEstimator(
             model_fn=checkpoints.wrap_model_fn(model_fn or self.model_fn, self.output_dir),
@@ -131,12 +125,37 @@ class Experiment:
             predict_batch_size=config.data.eval_batch_size,
         )
 
+    def make_distributed_estimator(self, model_fn: Callable[..., Any]) -> Any:
+        """Returns the Estimator that trains `model_fn` on several devices or as a task of the cluster in TF_CONFIG."""
+        run_config = compat.estimator.RunConfig(
+            **self._run_settings(),
+            session_config=self.make_session_config(),
+            train_distribute=self.distribution.strategy,
+            session_creation_timeout_secs=int(self.config.distribution.step_timeout_secs),
+        )
+        return compat.estimator.Estimator(
+            checkpoints.wrap_model_fn(model_fn, self.output_dir), config=run_config, params=self.make_params()
+        )
+
+    def _run_settings(self) -> dict[str, Any]:
+        return {
+            'model_dir': self.output_dir,
+            'tf_random_seed': self.config.run.seed,
+            # Saving, logging and summaries are done by trainer.hooks and host_call; these are Estimator's own.
+            'save_checkpoints_steps': self.save_steps or None,
+            'save_checkpoints_secs': None,
+            'save_summary_steps': 0,
+            'log_step_count_steps': None,
+            'keep_checkpoint_max': self.config.loop.keep_checkpoint_max,
+        }
+
     def make_params(self) -> dict[str, Any]:
         """Returns `params` of the model_fn: settings of model and optimizer, facts of the dataset, where summaries go."""
         settings = {**dataclasses.asdict(self.config.model), **dataclasses.asdict(self.config.optimizer)}
         del settings['model'], settings['model_params']
         facts = {
             'num_classes': self.dataset.num_classes,
+            'schema': self.dataset.features_schema,
             'vocabularies': self.dataset.vocabularies,
             'moments': self.dataset.moments,
             'summaries': SummaryParams(storage.join(self.output_dir, 'train'), self.config.loop.summary_steps),
@@ -153,10 +172,12 @@ class Experiment:
             self.dataset,
             training=True,
             global_batch_size=self.config.data.batch_size,
+            batch_size=self.distribution.split_batch(self.config.data.batch_size),
             seed=self.config.run.seed,
             config=self.config.data,
-            num_workers=self.cluster.num_workers,
+            num_workers=self.distribution.num_shards,
             worker_index=self.cluster.worker_index,
+            is_lockstep=self.distribution.is_lockstep,
             start_step=start_step,
         )
 
@@ -171,23 +192,31 @@ class Experiment:
             config=self.config.data,
         )
 
-    def make_evaluator(self, estimator: Any) -> Evaluator:
-        """Returns the Evaluator over this run's evaluation data."""
+    def make_evaluator(self, estimator: Any, sigterm: Optional[stopping.SigtermGuard] = None) -> Evaluator:
+        """Returns the Evaluator over this run's evaluation data; one inside of training ends at SIGTERM."""
         input_fn = self.make_eval_input_fn()
         config = self.config
 
+        evaluated = ''
+
         def evaluate(checkpoint: Optional[str]) -> Mapping[str, Any]:
+            nonlocal evaluated
+            # Named, because Estimator evaluates random weights when it cannot read which checkpoint is the latest.
+            evaluated = checkpoint or need_checkpoint(self.output_dir)
             with translate_errors(self.dataset, input_fn.files):
-                # Named, because Estimator evaluates random weights when it cannot read which checkpoint is the latest.
                 return estimator.evaluate(
                     input_fn,
-                    checkpoint_path=checkpoint or _need_checkpoint(self),
-                    hooks=[hooks.RecoveryHook(lambda: records.find_compressions(input_fn.files))],
+                    checkpoint_path=evaluated,
+                    hooks=[
+                        hooks.RecoveryHook(lambda: records.find_compressions(input_fn.files)),
+                        *([stopping.StopEvaluationHook(sigterm)] if sigterm else []),
+                    ],
                 )
 
         def export_best() -> str:
             path = storage.join(self.output_dir, 'best')
-            return export.export_model(estimator, self.dataset, path, checkpoint=_need_checkpoint(self))
+            # While an evaluator works, training saves the next one.
+            return export.export_model(estimator, self.serving_dataset, path, checkpoint=evaluated)
 
         return Evaluator(
             evaluate=evaluate,
@@ -213,205 +242,26 @@ class Experiment:
     def _log_start(self) -> None:
         logger.info('Original job data: %s', dict(self.cluster.job))
         logger.info('%s; devices: %s', ', '.join(f'{name} {number}' for name, number in VERSIONS.items()), _list_devices())
-        data, loop_config = self.config.data, self.config.loop
-        logger.info(
-            'Model %s on dataset %s to %s; global batch %d = 1 replica x %d, to step %d',
-            *(self.config.model.model, self.dataset.name, self.output_dir),
-            *(data.batch_size, data.batch_size, loop_config.max_steps),
-        )
+        logger.info('Model %s on dataset %s to %s', self.config.model.model, self.dataset.name, self.output_dir)
+        if self.config.run.mode in TRAINING_MODES:
+            batch = self.distribution.describe_batch(self.config.data.batch_size)
+            reason = f'{self.distribution.name} ({self.distribution.reason})'
+            logger.info('Strategy %s; %s, to step %d', reason, batch, self.config.loop.max_steps)
 
     def _write_config(self) -> None:
         content = {'config': self.config.to_dict(), 'versions': VERSIONS, 'task': self.cluster.name}
         storage.write_atomic(storage.join(self.output_dir, 'config.json'), json.dumps(content, indent=2) + '\n')
 
 
-def train_and_eval(experiment: Experiment) -> None:
-    """Trains, evaluates as checkpoints come, exports, and leaves `final_metrics.json`."""
-    if _is_finished(experiment):
-        return
-    estimator = experiment.make_estimator()
-    evaluator = experiment.make_evaluator(estimator)
-    step = _train(experiment, [EvaluationListener(evaluator)])
-    # The last evaluation may have been done when the last checkpoint was saved.
-    metrics = evaluator.metrics if evaluator.last_step == step else evaluator.evaluate()
-    _finish(experiment, estimator, metrics)
+def need_checkpoint(output_dir: str) -> str:
+    """Returns the path of the latest checkpoint.
 
-
-def train(experiment: Experiment) -> None:
-    """Trains and exports without evaluating."""
-    if _is_finished(experiment):
-        return
-    step = _train(experiment, [])
-    _finish(experiment, experiment.make_estimator(), {'global_step': step})
-
-
-def evaluate(experiment: Experiment) -> None:
-    """Evaluates the latest checkpoint once."""
-    _need_checkpoint(experiment)
-    experiment.make_evaluator(experiment.make_estimator()).evaluate()
-
-
-def continuous_eval(experiment: Experiment) -> None:
-    """Evaluates every new checkpoint until training has ended or none came within the time limit."""
-    config = experiment.config
-    evaluator = experiment.make_evaluator(experiment.make_estimator())
-    waiting_since = time.monotonic()
-    while True:
-        # Looked up first: a checkpoint that came with it is then still evaluated.
-        is_over = storage.exists(storage.join(experiment.output_dir, FINAL_FILE))
-        checkpoint, step = experiment.find_checkpoint()
-        if checkpoint and step != evaluator.last_step:
-            evaluator.evaluate(checkpoint)
-            waiting_since = time.monotonic()
-        if step >= config.loop.max_steps or is_over:
-            logger.info('Evaluation ends: training is done at step %d', step)
-            return
-        if time.monotonic() - waiting_since > config.eval.continuous_eval_timeout_secs:
-            logger.info(
-                'Evaluation ends: no new checkpoint in %s for %g seconds (--continuous_eval_timeout_secs)',
-                *(experiment.output_dir, config.eval.continuous_eval_timeout_secs),
-            )
-            return
-        time.sleep(REMOTE_POLL_SECS if storage.is_remote(experiment.output_dir) else POLL_SECS)
-
-
-def export_latest(experiment: Experiment) -> None:
-    """Exports the latest checkpoint."""
-    _need_checkpoint(experiment)
-    _export(experiment, experiment.make_estimator())
-
-
-def predict_shards(experiment: Experiment) -> None:
-    """Writes predictions for every shard of `--predict_data_paths`."""
-    checkpoint = _need_checkpoint(experiment)
-    step = experiment.find_checkpoint()[1]
-    predict.predict_shards(
-        experiment.make_estimator(),
-        experiment.dataset,
-        storage.resolve_files(experiment.config.data.predict_data_paths, '--predict_data_paths'),
-        # Predictions of another checkpoint are other predictions.
-        output_dir=storage.join(experiment.output_dir, 'predictions', f'step-{step}'),
-        batch_size=experiment.config.data.eval_batch_size,
-        checkpoint=checkpoint,
-    )
-
-
-MODES: dict[str, Callable[[Experiment], None]] = {
-    'train_and_eval': train_and_eval,
-    'train': train,
-    'eval': evaluate,
-    'continuous_eval': continuous_eval,
-    'predict': predict_shards,
-    'export': export_latest,
-}
-
-
-def _train(experiment: Experiment, listeners: list[Any]) -> int:
-    """Trains from the last checkpoint to the last step, and returns the step that was reached."""
-    config = experiment.config
-    checkpoints.recover(experiment.output_dir)
-    checkpoint, start_step = experiment.find_checkpoint()
-    if start_step >= config.loop.max_steps:
-        logger.info('Already trained to step %d; evaluating and exporting what is there', start_step)
-        return start_step
-    if checkpoint:
-        logger.info('Resuming from %s', checkpoint)
-    input_fn = experiment.make_train_input_fn(start_step)
-    state = loop.LoopState()
-    model_fn = loop.wrap_model_fn(
-        experiment.model_fn,
-        state=state,
-        stop_multiples=[config.loop.summary_steps, experiment.save_steps],
-        max_steps=config.loop.max_steps,
-        constants={'corrupt_records': input_fn.corrupt_records} if config.data.max_corrupt_records else {},
-    )
-    if config.loop.warm_start_from and not checkpoint:
-        model_fn = warm_start.wrap_model_fn(model_fn, config.loop.warm_start_from)
-    try:
-        with translate_errors(experiment.dataset, input_fn.files):
-            estimator = experiment.make_estimator(model_fn=model_fn)
-            threads = hooks.ThreadsHook(compat.get_session_config(estimator), config.data.batch_size)
-            run_hooks = make_hooks(experiment, state, listeners, files=input_fn.files)
-            estimator.train(loop.wrap_input_fn(input_fn), hooks=[threads, *run_hooks])
-    except hooks.NanLossError as error:
-        raise DataError(
-            f'{error}; stopped. The last good checkpoint is {experiment.find_checkpoint()[0]}: lower --learning_rate '
-            f'(now {config.optimizer.learning_rate}) and run again, or look for bad values in {config.data.train_data_paths}'
-        ) from error
-    return experiment.find_checkpoint()[1]
-
-
-def make_hooks(experiment: Experiment, state: loop.LoopState, listeners: list[Any], *, files: Sequence[str]) -> list[Any]:
-    """The hooks of training in their order: the clock of the loop first, saving (and evaluating) after the checks."""
-    config = experiment.config
-
-    def check_store() -> None:
-        records.find_compressions(files)
-        experiment.probe_output()
-
-    return [
-        hooks.RestoredStepHook(lambda: experiment.find_checkpoint()[1]),
-        hooks.RecoveryHook(check_store),
-        loop.StepsPerCallHook(config.loop.steps_per_loop),
-        hooks.StopOnNanHook(state),
-        hooks.ProgressHook(
-            state,
-            task=experiment.cluster.name,
-            global_batch_size=config.data.batch_size,
-            max_steps=config.loop.max_steps,
-            log_secs=config.loop.log_secs,
-        ),
-        hooks.SaveHook(
-            state,
-            experiment.output_dir,
-            save_steps=experiment.save_steps,
-            save_secs=config.eval.eval_secs,
-            listeners=listeners,
-        ),
-        hooks.StopAtStepHook(state, config.loop.max_steps),
-    ]
-
-
-def _is_finished(experiment: Experiment) -> bool:
-    """Says, and logs, whether an earlier run has done all that this one is asked for."""
-    path = storage.join(experiment.output_dir, FINAL_FILE)
-    if not storage.exists(path):
-        return False
-    final = storage.read_json(path)
-    step, export_path = int(final.get('global_step', 0)), final.get('export', '')
-    config = experiment.config
-    if step < config.loop.max_steps:
-        patience, best = config.eval.early_stopping_steps, read_best(experiment.output_dir)
-        if not (final.get('stopped_early') and patience and best and step - best.step >= patience):
-            return False
-        remedy = f'raise --early_stopping_steps (now {patience}, the best is of step {best.step}), or set it to 0'
-    else:
-        remedy = f'raise --max_steps (now {config.loop.max_steps})'
-    logger.info('Already trained to step %d and exported to %s; nothing to do', step, export_path)
-    logger.info('To train on, %s; to start anew, choose another folder', remedy)
-    return True
-
-
-def _finish(experiment: Experiment, estimator: Any, metrics: Mapping[str, float]) -> None:
-    """Exports and writes `final_metrics.json`, the sign that the run is complete."""
-    path = _export(experiment, estimator)
-    step = int(metrics['global_step'])
-    final = {**metrics, 'export': path, 'stopped_early': step < experiment.config.loop.max_steps}
-    storage.write_atomic(storage.join(experiment.output_dir, FINAL_FILE), json.dumps(final, indent=2) + '\n')
-    numbers = ', '.join(f'{name}: {value:.3f}' for name, value in metrics.items() if name != 'global_step')
-    logger.info('Final metrics after %d steps, %s', step, numbers or 'none (no evaluation)')
-
-
-def _export(experiment: Experiment, estimator: Any) -> str:
-    logger.info('Exporting prediction graph to %s', experiment.export_dir)
-    checkpoint = _need_checkpoint(experiment)
-    return export.export_model(estimator, experiment.dataset, experiment.export_dir, checkpoint=checkpoint)
-
-
-def _need_checkpoint(experiment: Experiment) -> str:
-    checkpoint = experiment.find_checkpoint()[0]
+    Raises:
+      DataError: there is none, or it is damaged.
+    """
+    checkpoint = checkpoints.find_latest(output_dir)
     if checkpoint is None:
-        raise DataError(f'no checkpoint in {experiment.output_dir}: train first, or give the folder of a run that has one')
+        raise DataError(f'no checkpoint in {output_dir}: train first, or give the folder of a run that has one')
     damage = checkpoints.find_damage(checkpoint)
     if damage:
         raise DataError(f'{damage}; run --mode=train_and_eval again, which goes on from the one before')
@@ -422,13 +272,28 @@ def _need_checkpoint(experiment: Experiment) -> str:
 def translate_errors(dataset: Dataset, files: Sequence[str]) -> Iterator[None]:
     """Turns an error of TensorFlow that a bad record causes into a DataError that names the file and the record."""
     try:
-        yield
+        with _errors_as_raised():
+            yield
     # UnicodeDecodeError: TensorFlow quotes the bytes of a record that does not parse, which Python takes for text.
     except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, UnicodeDecodeError) as error:
         culprit = records.diagnose(files, dataset)
         if culprit is None:
             raise
         raise DataError(culprit) from error
+
+
+@contextlib.contextmanager
+def _errors_as_raised() -> Iterator[None]:
+    """Gives back what a model_fn raised: under a strategy TensorFlow converts it and raises a StagingError in its place."""
+    try:
+        yield
+    except Exception as error:
+        original: BaseException = error
+        while original.__suppress_context__ and hasattr(original.__context__, 'ag_error_metadata'):
+            original = original.__context__  # type: ignore[assignment]
+        if original is error:
+            raise
+        raise original from original.__cause__
 
 
 def _list_devices() -> str:

@@ -3,12 +3,13 @@
 A record passes three stages, and `Schema` knows all of them:
 
 1. `serialized`: [batch] string, what a TFRecord holds.
-2. wire tensors: what `tf.io.parse_example` gives; a raw array is still a string of bytes.
+2. wire tensors: what `tf.io.parse_example` gives; a raw array or an encoded picture is still a string of bytes.
 3. decoded tensors: what the model sees, [batch, ...] with a static shape after the batch.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from trainer import images
 from trainer.errors import DataError, UsageError
 
 # What parse_example knows, by the names of tf.train.Feature's lists, with the value that pads a variable length.
@@ -39,6 +41,8 @@ class Feature:
       default: Scalar for records that lack the feature, broadcast to `shape`; `None` makes the feature required.
       raw: Dtype of a little-endian array of `shape` held in a single bytes value, e.g. 'uint8' for the images of the
         classic MNIST TFRecords; `None` for a feature that is not such an array.
+      image: How an encoded picture (JPEG, or PNG) in a single bytes value becomes uint8 pixels of `shape`, [size, size, 3];
+        `None` for a feature that is no picture.
       max_length: Width of the parsed tensor of a variable-length feature, and its limit; `None` is the longest of the
         batch.
 
@@ -51,6 +55,7 @@ class Feature:
     default: Any = None
     raw: Optional[str] = None
     max_length: Optional[int] = None
+    image: Optional[images.Decoding] = None
 
     def __post_init__(self) -> None:
         if self.dtype not in _WIRE_DTYPES:
@@ -64,6 +69,9 @@ class Feature:
                 raise UsageError(f"Feature raw={self.raw!r} needs dtype 'bytes', a fixed shape and no default")
             if self.raw not in _RAW_DTYPES:
                 raise UsageError(f'Feature raw is {self.raw!r}; expected one of {", ".join(_RAW_DTYPES)}')
+        is_plain = self.dtype == 'bytes' and not self.raw and self.default is None
+        if self.image is not None and not (is_plain and _is_square_rgb(self.shape)):
+            raise UsageError("Feature image needs dtype 'bytes', a shape (size, size, 3), no raw and no default")
         if self.max_length is not None and (self.shape is not None or self.max_length < 1):
             raise UsageError(f'Feature max_length={self.max_length} needs shape=None and a positive length')
         if self.is_variable and self.default is not None:
@@ -77,6 +85,11 @@ class Feature:
         return self.shape is None
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether the record holds the tensor in a single bytes value, as a raw array or a picture."""
+        return self.raw is not None or self.image is not None
+
+    @property
     def is_required(self) -> bool:
         """Whether a record without this feature is an error."""
         return not self.is_variable and self.default is None
@@ -85,6 +98,17 @@ class Feature:
     def size(self) -> int:
         """Number of values in one example; 0 when it varies without a limit."""
         return (self.max_length or 0) if self.shape is None else int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def size_of_picture(self) -> int:
+        """Height and width of a decoded picture, in pixels."""
+        assert self.image and self.shape, self
+        return self.shape[0]
+
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether training sees the whole picture, mirrored or not."""
+        return self.image is not None and self.image.augment == 'flip'
 
     @property
     def raw_bytes(self) -> int:
@@ -99,6 +123,8 @@ class Feature:
     @property
     def decoded_dtype(self) -> tf.DType:
         """Dtype of the decoded tensor."""
+        if self.image:
+            return tf.uint8
         return tf.as_dtype(self.raw) if self.raw else _WIRE_DTYPES[self.dtype]
 
     @property
@@ -111,7 +137,7 @@ class Feature:
         wire_dtype = _WIRE_DTYPES[self.dtype]
         if self.is_variable:
             return tf.io.FixedLenSequenceFeature((), wire_dtype, allow_missing=True, default_value=_PADDING[self.dtype])
-        if self.raw:
+        if self.is_encoded:
             return tf.io.FixedLenFeature((), tf.string)
         default = None if self.default is None else np.full(self.shape or (), self.default).tolist()
         return tf.io.FixedLenFeature(self.shape, wire_dtype, default)
@@ -120,7 +146,8 @@ class Feature:
         """The fields that differ from the defaults, ready for JSON; `Feature(**feature.to_dict())` is equal to it."""
         values = {'dtype': self.dtype, 'shape': None if self.shape is None else list(self.shape)}
         default = self.default.decode() if isinstance(self.default, bytes) else self.default
-        optional = {'default': default, 'raw': self.raw, 'max_length': self.max_length}
+        image = dataclasses.asdict(self.image) if self.image else None
+        optional = {'default': default, 'raw': self.raw, 'max_length': self.max_length, 'image': image}
         return {**values, **{name: value for name, value in optional.items() if value is not None}}
 
 
@@ -130,7 +157,7 @@ class ServingReceiver(NamedTuple):
     serialized: tf.Tensor
     """[batch] string placeholder: serialized Examples."""
     wire: dict[str, tf.Tensor]
-    """[batch] string for each raw feature: its bytes before decoding, e.g. what base64 JSON carries."""
+    """[batch] string for each raw array or picture: its bytes before decoding, e.g. what base64 JSON carries."""
     features: dict[str, tf.Tensor]
     """[batch, ...] decoded tensor for each feature, in the dtype that the model sees."""
 
@@ -158,6 +185,11 @@ class Schema:
         return name in self.features
 
     @property
+    def pictures(self) -> dict[str, Feature]:
+        """The features that are encoded pictures, by name."""
+        return {name: feature for name, feature in self.features.items() if feature.image}
+
+    @property
     def bytes_per_example(self) -> int:
         """Memory of one decoded example, in bytes; without the characters of strings and lengths that have no limit."""
         return sum(feature.decoded_bytes for feature in self.features.values())
@@ -177,7 +209,8 @@ class Schema:
 
         Args:
           example: Name to value: numbers or arrays of the feature's shape; `str` or `bytes` for bytes; an array or its
-            bytes for raw features. Optional and variable-length features may be absent or `None`.
+            bytes for raw features; the file's bytes, or `{'b64': ...}` with them in base64, for a picture. Optional and
+            variable-length features may be absent or `None`.
 
         Returns:
           A serialized tf.train.Example, the same bytes for the same values.
@@ -222,19 +255,23 @@ class Schema:
                 raise DataError(f'feature {name!r} holds {kind}, the schema expects {_KINDS[feature.dtype]}')
             _check_length(name, feature, getattr(found[name], kind).value)
 
-    def parse(self, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
+    def parse(self, serialized: tf.Tensor, *, decode_pictures: bool = True) -> dict[str, tf.Tensor]:
         """Parses a batch of serialized Examples at once, which costs far less than one at a time.
 
         Args:
           serialized: [batch] string.
+          decode_pictures: Decode the centre of pictures; else they stay [batch] strings.
 
         Returns:
           Name to [batch, ...] tensor: string, int64, float32, or the dtype of a raw array.
         """
-        return self.decode(self.parse_wire(serialized))
+        wire = self.parse_wire(serialized)
+        encoded = {} if decode_pictures else {name: wire[name] for name in self.pictures}
+        rest = self if decode_pictures else self.without(self.pictures)
+        return {**rest.decode(wire), **encoded}
 
     def parse_wire(self, serialized: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Parses [batch] serialized Examples to wire tensors: raw arrays stay [batch] strings."""
+        """Parses [batch] serialized Examples to wire tensors: raw arrays and pictures stay [batch] strings."""
         specs = {name: feature.parsing_spec() for name, feature in self.features.items()}
         return tf.io.parse_example(serialized, specs)
 
@@ -257,7 +294,7 @@ class Schema:
         wire = {
             name: tf.compat.v1.placeholder_with_default(parsed[name], [None], name=f'{name}_bytes')
             for name, feature in schema.features.items()
-            if feature.raw
+            if feature.is_encoded
         }
         decoded = schema.decode({**parsed, **wire})
         features = {
@@ -282,7 +319,13 @@ def _quoted(names: Iterable[str]) -> str:
     return ', '.join(repr(name) for name in sorted(names)) or 'nothing'
 
 
+def _is_square_rgb(shape: Optional[tuple[int, ...]]) -> bool:
+    return shape is not None and len(shape) == 3 and shape[0] == shape[1] and shape[2] == 3
+
+
 def _encode_value(name: str, feature: Feature, value: Any) -> list[Any]:
+    if feature.image:
+        return [_encode_image(name, value)]
     if feature.raw:
         return [_encode_raw(name, feature, value)]
     if feature.dtype == 'bytes':
@@ -323,6 +366,24 @@ def _encode_raw(name: str, feature: Feature, value: Any) -> bytes:
     return converted.tobytes()
 
 
+def _encode_image(name: str, value: Any) -> bytes:
+    if isinstance(value, Mapping) and list(value) == ['b64']:
+        try:
+            value = base64.b64decode(value['b64'], validate=True)
+        except (ValueError, TypeError) as error:
+            raise DataError(f'feature {name!r} is no base64 ({error})') from None
+    if not isinstance(value, bytes):
+        raise DataError(f"feature {name!r} is a {type(value).__name__}, expected the bytes of a picture or {{'b64': ...}}")
+    _check_image(name, value)
+    return value
+
+
+def _check_image(name: str, value: bytes, *, is_record: bool = False) -> None:
+    problem = images.find_problem(value, is_record=is_record)
+    if problem:
+        raise DataError(f'feature {name!r} is no picture that can be decoded: {problem}')
+
+
 def _wrong_raw_length(name: str, feature: Feature, length: int) -> str:
     return (
         f'feature {name!r} has {length} bytes, the schema expects {feature.raw_bytes} ({feature.raw} of shape {feature.shape})'
@@ -330,9 +391,11 @@ def _wrong_raw_length(name: str, feature: Feature, length: int) -> str:
 
 
 def _check_length(name: str, feature: Feature, values: Any) -> None:
-    if feature.raw:
-        if len(values) != 1:
-            raise DataError(f'feature {name!r} has {len(values)} values, the schema expects one bytes value')
+    if feature.is_encoded and len(values) != 1:
+        raise DataError(f'feature {name!r} has {len(values)} values, the schema expects one bytes value')
+    if feature.image:
+        _check_image(name, values[0], is_record=True)
+    elif feature.raw:
         if len(values[0]) != feature.raw_bytes:
             raise DataError(_wrong_raw_length(name, feature, len(values[0])))
     elif not feature.is_variable and len(values) != feature.size:
@@ -345,6 +408,8 @@ def _decode_value(name: str, feature: Feature, wire: tf.Tensor) -> tf.Tensor:
     if feature.raw:
         decoded = tf.io.decode_raw(wire, tf.as_dtype(feature.raw), little_endian=True)
         decoded = tf.reshape(decoded, [-1, *feature.static_shape])
+    elif feature.image:
+        decoded = images.decode_central(wire, feature.size_of_picture, feature.image)
     elif feature.max_length is not None:
         # Padding by a negative amount fails, so the assertion only serves to say it well.
         width = tf.shape(wire)[1]

@@ -36,7 +36,7 @@ def parse(argv: Sequence[str]) -> Config:
         SystemExit: `--help` or `--version` was asked for and has been printed.
     """
     try:
-        values, unknown = _make_parser().parse_known_args(_with_underscores(argv))
+        values, unknown = _make_parser().parse_known_args(with_underscores(argv))
     except argparse.ArgumentError as error:
         raise UsageError(_explain(error)) from None
     if unknown:
@@ -98,7 +98,7 @@ def _settings(section: type[Section]) -> Iterable[dataclasses.Field]:
     return dataclasses.fields(section)  # type: ignore[arg-type]  # every section is a dataclass
 
 
-def _with_underscores(argv: Sequence[str]) -> list[str]:
+def with_underscores(argv: Sequence[str]) -> list[str]:
     """The arguments with `-` turned into `_` in the names of flags, never in values."""
     normalised = []
     for argument in argv:

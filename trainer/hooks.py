@@ -6,11 +6,13 @@ fetch `StepResult`, which is read after the loop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
@@ -131,12 +133,15 @@ class StopAtStepHook(tf.compat.v1.train.SessionRunHook):
     def __init__(self, state: LoopState, max_steps: int) -> None:
         self._state = state
         self._max_steps = max_steps
+        self.step = 0
+        """The last step that was seen."""
 
     def before_run(self, run_context: Any) -> Any:
         return tf.compat.v1.train.SessionRunArgs(self._state.result.step)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        if run_values.results >= self._max_steps:
+        self.step = int(run_values.results)
+        if self.step >= self._max_steps:
             run_context.request_stop()
 
 
@@ -151,7 +156,7 @@ class SaveHook(tf.compat.v1.train.CheckpointSaverHook):
       directory: of the checkpoints.
       save_steps: steps; 0 means not by steps.
       save_secs: seconds; 0 means not by time.
-      listeners: CheckpointSaverListeners; one whose `after_save` returns True ends training.
+      listeners: CheckpointSaverListeners.
       clock: seconds, for tests.
     """
 
@@ -188,8 +193,8 @@ class SaveHook(tf.compat.v1.train.CheckpointSaverHook):
         step = int(run_values.results)
         passed = self._every_steps and step // self._every_steps > self._saved_step // self._every_steps
         is_time = self._every_secs and self._now() - self._saved_at >= self._every_secs
-        if (passed or is_time) and self._save_at(run_context.session, step):
-            run_context.request_stop()
+        if passed or is_time:
+            self._save_at(run_context.session, step)
 
     def end(self, session: Any) -> None:
         step = int(session.run(self._global_step_tensor))
@@ -198,12 +203,25 @@ class SaveHook(tf.compat.v1.train.CheckpointSaverHook):
         for listener in self._listeners:
             listener.end(session, step)
 
-    def _save_at(self, session: Any, step: int) -> bool:
+    def _save_at(self, session: Any, step: int) -> None:
         # TensorFlow would take a store that is away for a lost peer, and train from the last checkpoint to here for ever.
-        with storage.reporting_remote_errors():
-            stop = bool(self._save(session, step))
+        with storage.reporting_remote_errors(), _reporting_full_disk(step):
+            self._save(session, step)
         self._saved_step, self._saved_at = step, self._now()
-        return stop
+
+
+@contextlib.contextmanager
+def _reporting_full_disk(step: int) -> Iterator[None]:
+    try:
+        yield
+    except (tf.errors.OpError, OSError) as error:
+        cause = re.search(r'\S*; (No space left on device|Disk quota exceeded|File too large)', str(error))
+        if not cause:
+            raise
+        raise DataError(
+            f'the checkpoint of step {step} cannot be written: {cause.group()}; those before it are whole: free some space, or '
+            'lower --keep_checkpoint_max, and run the same command again, which goes on from the last one'
+        ) from error
 
 
 class ProgressHook(tf.compat.v1.train.SessionRunHook):
@@ -218,6 +236,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
       global_batch_size: examples of a step.
       max_steps: the last step, for the time left.
       log_secs: seconds between lines.
+      is_shared: other workers raise the global step too, also while this one evaluates: global and local rates differ.
       metrics: scalar summaries named in the line besides the loss, where the model has them.
       show_bar: None shows the bar on a terminal only.
       clock: seconds, for tests.
@@ -231,6 +250,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         global_batch_size: int,
         max_steps: int,
         log_secs: float,
+        is_shared: bool = False,
         metrics: Sequence[str] = ('accuracy',),
         show_bar: Optional[bool] = None,
         clock: Callable[[], float] = time.monotonic,
@@ -240,6 +260,7 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         self._global_batch_size = global_batch_size
         self._max_steps = max_steps
         self._log_secs = log_secs
+        self._is_shared = is_shared
         self._metrics = metrics
         self._show_bar = sys.stderr.isatty() if show_bar is None else show_bar
         self._clock = clock
@@ -250,11 +271,13 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     def begin(self) -> None:
         self._start = self._clock()
         self._logged_at = self._start - self._log_secs
-        self._window_steps, self._window_secs = 0, 0.0
+        self._window_steps, self._window_secs, self._window_calls = 0, 0.0, 0
+        self._seen_at = self._start
         self._global_step = tf.compat.v1.train.get_global_step()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         self._step = int(session.run(self._global_step))
+        self._seen_at = self._clock()
         if self._show_bar:
             self._bar = tqdm.tqdm(total=self._max_steps, initial=self._step, unit='step', dynamic_ncols=True, leave=False)
             # A log line written over the bar would leave pieces of it behind.
@@ -267,15 +290,21 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
         fetches.update((name, result.scalars[name]) for name in self._metrics if name in result.scalars)
         self._called_at = self._clock()
         rate = self._steps_per_sec * self._global_batch_size
-        return tf.compat.v1.train.SessionRunArgs(fetches, feed_dict={result.examples_per_sec: [rate]})
+        feed_dict: dict[Any, Any] = {result.examples_per_sec: [rate]}
+        if result.seen_step is not None:
+            feed_dict[result.seen_step] = [self._step]
+        return tf.compat.v1.train.SessionRunArgs(fetches, feed_dict=feed_dict)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         now = self._clock()
         values = dict(run_values.results)
         step = int(values.pop('step'))
         assert self._step is not None
-        self._window_steps += step - self._step
-        self._window_secs += now - self._called_at
+        # Less than before, when the chief came back and restored a checkpoint.
+        self._window_steps += max(0, step - self._step)
+        self._window_secs += now - (self._seen_at if self._is_shared else self._called_at)
+        self._window_calls += 1
+        self._seen_at = now
         if self._window_secs:
             self._steps_per_sec = self._window_steps / self._window_secs
         if self._bar is not None:
@@ -293,9 +322,10 @@ class ProgressHook(tf.compat.v1.train.SessionRunHook):
     def _log(self, step: int, values: dict[str, Any], now: float) -> None:
         numbers = ', '.join(f'{name}: {float(value.reshape(-1)[0]):.3f}' for name, value in values.items())
         rate = self._steps_per_sec
+        local_rate = self._window_calls / self._window_secs if self._is_shared and self._window_secs else rate
         logger.info(
             'Train [%s], step %d: %s (%.3f sec) %.1f global steps/s, %.1f local steps/s',
-            *(self._task, step, numbers, now - self._start, rate, rate),
+            *(self._task, step, numbers, now - self._start, rate, local_rate),
         )
         self._logged_at = now
-        self._window_steps, self._window_secs = 0, 0.0
+        self._window_steps, self._window_secs, self._window_calls = 0, 0.0, 0

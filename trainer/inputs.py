@@ -11,6 +11,7 @@ import concurrent.futures
 import dataclasses
 import logging
 import struct
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -31,6 +32,8 @@ _SMALL_RECORD_BYTES = 4096
 _FRAME_BYTES = 16
 _MIN_GZIP_BYTES = 20
 _PARALLEL_FILES = 16
+# Pipelines whose order of records is a permutation of the whole set, and goes on where a run was stopped.
+_IN_MEMORY = ('memory', 'encoded')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,7 @@ class _Sizes:
     record_bytes: int
     """Serialized length of one."""
     parsed_bytes: int
-    """All of them, parsed."""
+    """All of them, parsed; pictures that training mirrors both ways round."""
     is_counted: bool
 
 
@@ -55,9 +58,13 @@ class InputFn:
     """Records left out because they are damaged or not as the schema says."""
     dataset: Dataset
     pipeline: str
-    """'memory', 'blocks', 'records' or 'exact': which one runs."""
+    """'memory', 'encoded' (pictures in memory, not decoded), 'blocks', 'records' or 'exact': which one runs."""
     batch_size: int
-    """This worker's batch, unless params has one."""
+    """Records of a batch, unless params has one."""
+    step_records: int
+    """Records that the order of `source` gives a step, over all batches that make it."""
+    part: tuple[int, int]
+    """This worker's index and the number of workers that share every step of one order."""
     source: pipelines.Source
     seed: int
     start_step: int
@@ -76,9 +83,16 @@ class InputFn:
         batch_size = (params or {}).get('batch_size') or self.batch_size
         if self.pipeline == 'exact':
             return pipelines.evaluate_exactly(self.source, self.dataset, batch_size=batch_size, weights=WEIGHTS)
-        if self.pipeline == 'memory':
+        if self.pipeline in _IN_MEMORY:
             return pipelines.train_from_memory(
-                self.source, self.dataset, batch_size=batch_size, seed=self.seed, start_step=self.start_step
+                self.source,
+                self.dataset,
+                batch_size=batch_size,
+                step_records=self.step_records,
+                part=self.part,
+                seed=self.seed,
+                start_step=self.start_step,
+                keeps_encoded=self.pipeline == 'encoded',
             )
         return pipelines.train_by_streaming(
             self.source,
@@ -103,8 +117,10 @@ def make_input_fn(
     global_batch_size: int,
     seed: int,
     config: DataConfig,
+    batch_size: int = 0,
     num_workers: int = 1,
     worker_index: int = 0,
+    is_lockstep: bool = False,
     start_step: int = 0,
 ) -> InputFn:
     """Makes the input_fn of one worker.
@@ -113,11 +129,14 @@ def make_input_fn(
       files: All shards, the same list on every worker; plain or GZIP, found from the bytes.
       dataset: Schema and label.
       training: Endless and shuffled; else every record once, in order, the last batch padded.
-      global_batch_size: Records of a step over all workers.
+      global_batch_size: Records of a step over all replicas that make it.
       seed: Same seed, same batches.
       config: `cache`, `cache_memory_share`, `shuffle_buffer`, `max_corrupt_records`.
+      batch_size: Records of a batch, one replica's; 0 takes the global batch.
       num_workers: Workers that share the records.
       worker_index: From 0, another one on every worker.
+      is_lockstep: The workers make every step together. From memory each then holds the whole set and takes its part of
+        each step, so that a step has the same records on any number of workers; streaming, each has its own shards.
       start_step: Steps done already: from memory the order of records goes on there, streaming shuffles anew.
 
     Returns:
@@ -126,9 +145,14 @@ def make_input_fn(
     Raises:
       DataError: A file is empty, cut or no TFRecord file; the first record does not fit the schema; more records are
         corrupt than `max_corrupt_records`; `cache='memory'` and the set does not fit.
-      UsageError: The batch does not divide by the workers.
     """
-    batch_size = sharding.split_batch_size(global_batch_size, num_workers)
+    settings: dict[str, Any] = {'training': training, 'global_batch_size': global_batch_size, 'seed': seed, 'config': config}
+    if is_lockstep and num_workers > 1 and config.cache != 'off':
+        whole = make_input_fn(files, dataset, batch_size=batch_size, start_step=start_step, **settings)
+        if whole.pipeline in _IN_MEMORY:
+            logger.info('Every step is divided among %d workers; this one takes part %d', num_workers, worker_index)
+            return dataclasses.replace(whole, part=(worker_index, num_workers))
+    batch_size = batch_size or global_batch_size
     shard = sharding.shard_files(files, num_workers, worker_index)
     facts = manifest.facts_of(shard.files)
     if config.max_corrupt_records:
@@ -149,6 +173,8 @@ def make_input_fn(
         dataset=dataset,
         pipeline=pipeline,
         batch_size=batch_size,
+        step_records=global_batch_size // num_workers,
+        part=(0, 1),
         source=source,
         seed=seed,
         start_step=start_step,
@@ -276,7 +302,8 @@ def _estimate_sizes(
     serialized_bytes = max(0, total_bytes // total - _FRAME_BYTES) if total else 0
     has_strings = any(feature.decoded_dtype == tf.string for feature in dataset.schema.features.values())
     # The characters of strings are not in the schema's count; no record holds more of them than its length.
-    parsed_bytes = count * (dataset.schema.bytes_per_example + (serialized_bytes if has_strings else 0))
+    mirrored_bytes = sum(feature.decoded_bytes for feature in dataset.schema.pictures.values() if feature.is_mirrored)
+    parsed_bytes = count * (dataset.schema.bytes_per_example + mirrored_bytes + (serialized_bytes if has_strings else 0))
     return _Sizes(count, serialized_bytes, parsed_bytes, is_counted)
 
 
@@ -291,22 +318,30 @@ def _uncompressed_bytes(path: str, compression: str, length: int) -> int:
 
 
 def _choose_pipeline(dataset: Dataset, sizes: _Sizes, config: DataConfig) -> str:
+    has_pictures = bool(dataset.schema.pictures)
     streaming = 'records'
-    if dataset.schema.has_static_shapes and sizes.record_bytes <= _SMALL_RECORD_BYTES:
+    if dataset.schema.has_static_shapes and sizes.record_bytes <= _SMALL_RECORD_BYTES and not has_pictures:
         streaming = 'blocks'
     if config.cache == 'off':
         return streaming
     limit = int(memory.limit_bytes() * config.cache_memory_share)
-    numbers = (
-        f'{sizes.records:,} records take {memory.describe(sizes.parsed_bytes)} parsed, --cache_memory_share='
-        f'{config.cache_memory_share} of {memory.describe(memory.limit_bytes())} allows {memory.describe(limit)}'
-    )
+    encoded_bytes = sizes.records * sizes.record_bytes
+    # Each epoch sees other windows of a picture, so that only the file is worth keeping.
+    is_cropped = any(feature.image and feature.image.augment == 'crop' for feature in dataset.schema.pictures.values())
     if not dataset.schema.has_static_shapes:
         reason = 'features of variable length without max_length cannot be kept as one tensor'
-    elif sizes.parsed_bytes > limit:
-        reason = numbers
-    else:
+    elif not is_cropped and sizes.parsed_bytes <= limit:
         return 'memory'
+    elif has_pictures and encoded_bytes <= limit:
+        return 'encoded'
+    else:
+        needed = (
+            f'{memory.describe(encoded_bytes)} encoded' if has_pictures else f'{memory.describe(sizes.parsed_bytes)} parsed'
+        )
+        reason = (
+            f'{sizes.records:,} records take {needed}, --cache_memory_share={config.cache_memory_share} of '
+            f'{memory.describe(memory.limit_bytes())} allows {memory.describe(limit)}'
+        )
     if config.cache == 'memory':
         raise DataError(f'--cache=memory: {reason}; use --cache=auto or off to stream the set')
     logger.info('Not kept in memory: %s', reason)
@@ -329,6 +364,12 @@ def _log_choice(pipeline: str, source: pipelines.Source, sizes: _Sizes, *, batch
             'Training from memory: the parsed set takes %s (twice that while it loads); each epoch is a permutation of it',
             memory.describe(sizes.parsed_bytes),
         )
+    elif pipeline == 'encoded':
+        logger.info(
+            'Training from memory: the encoded pictures take %s (twice that while they load) and are decoded each time; each '
+            'epoch is a permutation of them',
+            memory.describe(sizes.records * sizes.record_bytes),
+        )
     elif pipeline == 'blocks':
         logger.info(
             'Training by streaming: chunks of up to %d records are shuffled, then the records of blocks of %d; '
@@ -343,3 +384,9 @@ def _log_choice(pipeline: str, source: pipelines.Source, sizes: _Sizes, *, batch
         )  # fmt: skip
     else:
         logger.info('Evaluating every record once: %s%d batches', about, sharding.count_batches(sizes.records, batch_size))
+
+
+if __name__ == '__main__':
+    from trainer import input_speed
+
+    sys.exit(input_speed.main(sys.argv[1:]))

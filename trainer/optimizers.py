@@ -11,7 +11,7 @@ OPTIMIZERS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     'sgd': lambda rate, params: tf.compat.v1.train.GradientDescentOptimizer(rate),
     'momentum': lambda rate, params: tf.compat.v1.train.MomentumOptimizer(rate, params['momentum']),
     'adagrad': lambda rate, params: tf.compat.v1.train.AdagradOptimizer(rate),
-    'adam': lambda rate, params: tf.compat.v1.train.AdamOptimizer(rate),
+    'adam': lambda rate, params: tf.compat.v1.train.AdamOptimizer(rate, beta1=params['adam_beta1']),
     'ftrl': lambda rate, params: tf.compat.v1.train.FtrlOptimizer(rate),
 }
 
@@ -20,12 +20,14 @@ def make_optimizer(params: Mapping[str, Any], *, name: str = '', learning_rate: 
     """Returns the optimizer of `params`.
 
     Args:
-      params: of the model_fn; 'optimizer', 'learning_rate', 'momentum' and 'use_tpu' are read.
+      params: of the model_fn; 'optimizer', 'learning_rate', 'momentum', 'use_tpu' and 'sync_replicas' are read.
       name: in place of `params['optimizer']`.
       learning_rate: in place of `params['learning_rate']`; a number or a [] float32 tensor.
     """
     rate = params['learning_rate'] if learning_rate is None else learning_rate
     optimizer = OPTIMIZERS[name or params['optimizer']](rate, params)
+    if params.get('sync_replicas'):
+        return params['sync_replicas'].wrap(optimizer)
     # On a TPU each core has its own gradients; this averages them.
     return tf.compat.v1.tpu.CrossShardOptimizer(optimizer) if params.get('use_tpu') else optimizer
 

@@ -7,6 +7,9 @@ Training from memory: parse the whole set into one tensor for each feature; for 
 Training by streaming: shuffle files, interleave, shuffle, repeat, parse, batch, prefetch. Small records of fixed size are
   parsed before they are shuffled, a deviation from the usual order: moving rows of a tensor costs a tenth of moving strings.
 Evaluation: files in order, batch, parse, pad, prefetch.
+
+Pictures are shuffled as the strings that they are stored as, and decoded in the batch that they go out in. Which window of a
+picture a batch shows depends on the seed and on the picture's position in the order of all records, and on nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
-from trainer import sharding
+from trainer import images, sharding
 from trainer.datasets import Dataset
 from trainer.storage import is_remote
 
@@ -31,6 +34,9 @@ _LOAD_RECORDS = 4096
 # Files open at once.
 _OPEN_FILES = 16
 _INT64_MAX = 2**63 - 1
+# Pictures decoded in one call, at most: a call holds the operations of each of them.
+_UNROLLED_PICTURES = 256
+_LOAD_PICTURES = 64
 # More than any set holds: `rebatch` then makes one tensor of all of it.
 _EVERYTHING = 2**40
 # Prime factors that keep the streams of random numbers apart.
@@ -88,13 +94,17 @@ def _read(source: Source, *, shuffle_seed: Optional[int], chunk_records: Optiona
     return opened
 
 
-def parse_labelled(serialized: tf.Tensor, dataset: Dataset) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+def parse_labelled(
+    serialized: tf.Tensor, dataset: Dataset, *, decode_pictures: bool = True
+) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """Parses [batch] serialized Examples to features and labels, and checks that every label is in range.
+
+    Pictures are their central pixels, or with `decode_pictures=False` still [batch] strings.
 
     The check looks at a whole super-batch at once. Without it a label out of range gives NaN on some devices and an error
     that names no record on others.
     """
-    features = dataset.schema.parse(serialized)
+    features = dataset.schema.parse(serialized, decode_pictures=decode_pictures)
     labels = features.pop(dataset.label)
     in_range = tf.reduce_all((labels >= 0) & (labels < dataset.num_classes))
     message = f'label {dataset.label!r} outside 0 to {dataset.num_classes - 1}'
@@ -108,39 +118,92 @@ def _parse_all(serialized: tf.Tensor, dataset: Dataset) -> tuple[dict[str, tf.Te
     return (dataset.features_fn(features) if dataset.features_fn else features), labels
 
 
-def train_from_memory(source: Source, dataset: Dataset, *, batch_size: int, seed: int, start_step: int) -> tf.data.Dataset:
+def _augment(features: dict[str, tf.Tensor], dataset: Dataset, *, positions: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    """Decodes what are still strings of pictures to random windows, and applies the dataset's `features_fn`."""
+    for name, feature in dataset.schema.pictures.items():
+        if feature.image and features[name].dtype == tf.string:
+            pixels = images.decode_random(features[name], feature.size_of_picture, feature.image, positions, seed)
+            features = {**features, name: pixels}
+    return dataset.features_fn(features) if dataset.features_fn else features
+
+
+def train_from_memory(
+    source: Source,
+    dataset: Dataset,
+    *,
+    batch_size: int,
+    step_records: int,
+    part: tuple[int, int],
+    seed: int,
+    start_step: int,
+    keeps_encoded: bool = False,
+) -> tf.data.Dataset:
     """Endless batches from the set parsed once into memory.
 
     Every epoch is an exact permutation of the whole set, drawn from (seed, epoch) alone, and batches run on from one epoch
-    into the next. So the batch of a step depends on nothing but the seed: starting at `start_step` goes on as if there had
-    been no stop.
+    into the next. So the records of a step depend on nothing but the seed: starting at `start_step` goes on as if there had
+    been no stop, and workers that each take their part of the same order make together the batch that one would make alone.
+
+    Args:
+      source: The whole set, or this worker's part of it.
+      dataset: Schema and label.
+      batch_size: Records of a batch; several of them may make a step.
+      step_records: Records that this order gives a step.
+      part: This worker's index and the number of workers that share each step; (0, 1) for the only one.
+      seed: Same seed, same batches.
+      start_step: Steps done already.
+      keeps_encoded: Pictures stay encoded in memory and are decoded each time; else they are kept as pixels, and where
+        training mirrors them, both ways round: reversing a picture costs as much as copying it four times.
     """
-    chunks = read_in_order(source).batch(_LOAD_RECORDS).map(_plain(lambda serialized: parse_labelled(serialized, dataset)))
+    has_pictures = bool(dataset.schema.pictures)
+    load_records, super_batch = _LOAD_RECORDS, sharding.super_batch_size(batch_size, target=_SUPER_BATCH_RECORDS)
+    if has_pictures:
+        load_records, super_batch = _LOAD_PICTURES, _picture_batch(batch_size)
+    mirrored = [] if keeps_encoded else [name for name, feature in dataset.schema.pictures.items() if feature.is_mirrored]
+
+    @_plain
+    def load(serialized: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        features, labels = parse_labelled(serialized, dataset, decode_pictures=not keeps_encoded)
+        both = {name: tf.stack([features[name], tf.reverse(features[name], [2])], axis=1) for name in mirrored}
+        return {**features, **both}, labels
+
+    chunks = read_in_order(source).batch(load_records).map(load, num_parallel_calls=_cores() if has_pictures else None)
     whole = chunks.rebatch(_EVERYTHING)
-    super_batch = sharding.super_batch_size(batch_size, target=_SUPER_BATCH_RECORDS)
 
     @_plain
     def make_batches(features: dict[str, tf.Tensor], labels: tf.Tensor) -> tf.data.Dataset:
         # `whole` has one element. Its tensors are captured here, not copied, and live as long as the iterator.
         num_records = tf.shape(labels, tf.int64)[0]
-        start = tf.constant(start_step, tf.int64) * batch_size
+        flat = {name: tf.reshape(features[name], [-1, *features[name].shape[2:]]) for name in mirrored}
+        start = tf.constant(start_step, tf.int64) * step_records
         first_epoch, first_position = start // num_records, start % num_records
 
         @_plain
-        def permute(epoch: tf.Tensor) -> tf.Tensor:
+        def permute(epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             order = tf.random.experimental.stateless_shuffle(tf.range(num_records), tf.stack([tf.cast(seed, tf.int64), epoch]))
-            return order[tf.where(epoch == first_epoch, first_position, 0) :]
+            positions = epoch * num_records + tf.range(num_records)
+            first = tf.where(epoch == first_epoch, first_position, 0)
+            return order[first:], positions[first:]
 
         @_plain
-        def gather(rows: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-            batch = {name: tf.gather(tensor, rows) for name, tensor in features.items()}
-            return (dataset.features_fn(batch) if dataset.features_fn else batch), tf.gather(labels, rows)
+        def gather(rows: tf.Tensor, positions: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+            batch = {name: tf.gather(tensor, rows) for name, tensor in features.items() if name not in mirrored}
+            for name in mirrored:
+                sides = tf.cast(images.draw_mirrored(positions, seed), tf.int64)
+                batch[name] = tf.gather(flat[name], 2 * rows + sides)
+            return _augment(batch, dataset, positions=positions, seed=seed), tf.gather(labels, rows)
 
-        epochs = tf.data.Dataset.range(first_epoch, _INT64_MAX)
-        gathered = epochs.map(permute).rebatch(super_batch, drop_remainder=True).map(gather)
+        rows = tf.data.Dataset.range(first_epoch, _INT64_MAX).map(permute)
+        index, num_parts = part
+        if num_parts > 1:
+            share = step_records // num_parts
+            rows = rows.rebatch(step_records, drop_remainder=True)
+            part_of_step = slice(index * share, (index + 1) * share)
+            rows = rows.map(_plain(lambda step, positions: (step[part_of_step], positions[part_of_step])))
+        gathered = rows.rebatch(super_batch, drop_remainder=True).map(gather, num_parallel_calls=2 if keeps_encoded else None)
         return _cut(gathered, super_batch, batch_size)
 
-    return _finish(whole.flat_map(make_batches))
+    return _finish(whole.flat_map(make_batches), dataset)
 
 
 def train_by_streaming(
@@ -160,7 +223,7 @@ def train_by_streaming(
     """
     seed = (seed + _START_STEP_FACTOR * start_step) % _SEED_RANGE
     make = _stream_blocks if by_block else _stream_records
-    return _finish(make(source, dataset, batch_size=batch_size, seed=seed, shuffle_buffer=shuffle_buffer))
+    return _finish(make(source, dataset, batch_size=batch_size, seed=seed, shuffle_buffer=shuffle_buffer), dataset)
 
 
 def _stream_blocks(source: Source, dataset: Dataset, *, batch_size: int, seed: int, shuffle_buffer: int) -> tf.data.Dataset:
@@ -187,12 +250,21 @@ def _stream_blocks(source: Source, dataset: Dataset, *, batch_size: int, seed: i
 
 def _stream_records(source: Source, dataset: Dataset, *, batch_size: int, seed: int, shuffle_buffer: int) -> tf.data.Dataset:
     super_batch = batch_size
-    if dataset.schema.has_static_shapes:  # else each batch is as wide as its longest record
+    has_pictures = bool(dataset.schema.pictures)
+    if has_pictures:
+        super_batch = _picture_batch(batch_size)
+    elif dataset.schema.has_static_shapes:  # else each batch is as wide as its longest record
         super_batch = sharding.super_batch_size(batch_size, target=_SUPER_BATCH_RECORDS)
     records = _read(source, shuffle_seed=seed, chunk_records=None).shuffle(shuffle_buffer, seed=seed + 1).repeat()
-    batches = records.batch(super_batch, drop_remainder=True)
-    parsed = batches.map(_plain(lambda serialized: _parse_all(serialized, dataset)), num_parallel_calls=_parallel_calls())
-    return _cut(parsed, super_batch, batch_size)
+
+    @_plain
+    def parse(number: tf.Tensor, serialized: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        features, labels = parse_labelled(serialized, dataset, decode_pictures=False)
+        positions = number * super_batch + tf.range(super_batch, dtype=tf.int64)
+        return _augment(features, dataset, positions=positions, seed=seed), labels
+
+    batches = records.batch(super_batch, drop_remainder=True).enumerate()
+    return _cut(batches.map(parse, num_parallel_calls=_decoding_calls(has_pictures)), super_batch, batch_size)
 
 
 def evaluate_exactly(source: Source, dataset: Dataset, *, batch_size: int, weights: str) -> tf.data.Dataset:
@@ -205,7 +277,7 @@ def evaluate_exactly(source: Source, dataset: Dataset, *, batch_size: int, weigh
       weights: Name of the added feature, [batch] float32: 1 for a record, 0 for padding. Padding is 0 or ''.
     """
     super_batch = batch_size
-    if dataset.schema.has_static_shapes:
+    if dataset.schema.has_static_shapes and not dataset.schema.pictures:
         super_batch = sharding.super_batch_size(batch_size, target=_SUPER_BATCH_RECORDS)
 
     @_plain
@@ -222,9 +294,9 @@ def evaluate_exactly(source: Source, dataset: Dataset, *, batch_size: int, weigh
         return {**features, weights: pad(tf.ones_like(labels, tf.float32))}, pad(labels)
 
     batches = read_in_order(source).batch(super_batch)
-    parsed = batches.map(parse_and_pad, num_parallel_calls=_parallel_calls())
+    parsed = batches.map(parse_and_pad, num_parallel_calls=_decoding_calls(bool(dataset.schema.pictures)))
     # It also makes the batch static. Tensors of two widths could not be joined, but then a call makes one batch.
-    return _finish(parsed.rebatch(batch_size, drop_remainder=True))
+    return _finish(parsed.rebatch(batch_size, drop_remainder=True), dataset)
 
 
 def _cut(super_batches: tf.data.Dataset, super_batch: int, batch_size: int) -> tf.data.Dataset:
@@ -236,12 +308,29 @@ def _parallel_calls() -> Optional[int]:
 
     Not AUTOTUNE: with 2 cores it settles on more threads than there is work for, and parsing is then several times slower.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+    cores = _cores()
     return min(8, cores // 2) if cores >= 4 else None
 
 
-def _finish(batches: tf.data.Dataset) -> tf.data.Dataset:
+def _decoding_calls(has_pictures: bool) -> Optional[int]:
+    """Batches made at once. All threads decode one of pictures; the second fills the gap while it is put together."""
+    return 2 if has_pictures else _parallel_calls()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+def _picture_batch(batch_size: int) -> int:
+    """Pictures decoded in one call: a batch, or of a large one the largest part that divides it."""
+    return max(size for size in range(1, min(batch_size, _UNROLLED_PICTURES) + 1) if batch_size % size == 0)
+
+
+def _finish(batches: tf.data.Dataset, dataset: Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
+    if dataset.schema.pictures:
+        # Decoding takes all processors, whatever threads the session has for a step that may be small.
+        options.threading.private_threadpool_size = _cores()
     options.deterministic = True
     # Nothing is left to tune, and the tuner's thread costs as much as the pipeline. The default rewrites would put AUTOTUNE
     # into maps that have no thread on purpose.

@@ -55,20 +55,6 @@ def count_batches(num_records: int, batch_size: int) -> int:
     return -(-num_records // batch_size)
 
 
-def split_batch_size(global_batch_size: int, num_workers: int) -> int:
-    """The batch of one worker.
-
-    Raises:
-      UsageError: The global batch does not divide by the workers.
-    """
-    if global_batch_size % num_workers:
-        raise UsageError(
-            f'--batch_size={global_batch_size} does not divide by {num_workers} workers; '
-            f'the nearest that does is {max(1, round(global_batch_size / num_workers)) * num_workers}'
-        )
-    return global_batch_size // num_workers
-
-
 def super_batch_size(batch_size: int, *, target: int) -> int:
     """Records to handle in one go: the largest whole number of batches within `target`, at least one batch."""
     return batch_size * max(1, target // batch_size)

@@ -186,6 +186,14 @@ def write_atomic(path: str, data: Union[bytes, str]) -> None:
         os.fsync(file.fileno())  # else a machine that goes down may leave the new name on an empty file
 
 
+def open_append(path: str) -> BinaryIO:
+    """A local file opened to add bytes at its end, made together with its folder where need be; the caller closes it."""
+    folder, _ = split(path)
+    make_dirs(folder)
+    with _reporting('write', path):
+        return _open(path, 'ab')
+
+
 def make_dirs(folder: str) -> None:
     """Makes the folder and those above it; one that is there already is fine."""
     with _reporting('make the folder', folder):

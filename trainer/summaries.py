@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer import storage
 
 STEP_KEY = 'step'
+SEEN_STEP_KEY = 'seen_step'
 SCALAR, IMAGE, HISTOGRAM = 'scalar', 'image', 'histogram'
 # TensorBoard shows nothing of what still sits in the writer's queue; its own default is two minutes.
 FLUSH_MILLIS = 10_000
@@ -55,10 +56,11 @@ class Summaries:
 
         They are cut and turned into uint8 on the device, for all that is collected travels to the host.
         """
-        images = images[:max_images]
-        if images.dtype != tf.uint8:
-            images = tf.image.convert_image_dtype(images, tf.uint8, saturate=True)
-        self._add(IMAGE, name, images)
+        self._add(IMAGE, name, _to_bytes(images[:max_images]))
+
+    def grid(self, name: str, images: Any, side: int) -> None:
+        """Collects the first `side * side` images as one picture, `tile`; uint8 or float32 in [0, 1], of a static shape."""
+        self._add(IMAGE, name, tile(_to_bytes(images), side))
 
     def histogram(self, name: str, values: Any) -> None:
         """Collects the distribution of a tensor of any shape."""
@@ -83,18 +85,43 @@ class Summaries:
         self._tensors[key] = tensor
 
 
+def tile(images: tf.Tensor, side: int) -> tf.Tensor:
+    """Returns the first `side * side` of [batch, height, width, channels] as rows and columns of one picture.
+
+    Args:
+      images: of any dtype and a batch known beforehand.
+      side: columns, and the most rows; a row that would not be whole is left out.
+
+    Returns:
+      [1, rows * height, columns * width, channels].
+    """
+    batch, height, width, channels = images.shape
+    columns = min(side, batch)
+    rows = min(side, batch // columns)
+    net = tf.reshape(images[: rows * columns], [rows, columns, height, width, channels])
+    return tf.reshape(tf.transpose(net, [0, 2, 1, 3, 4]), [1, rows * height, columns * width, channels])
+
+
+def _to_bytes(images: tf.Tensor) -> tf.Tensor:
+    return images if images.dtype == tf.uint8 else tf.image.convert_image_dtype(images, tf.uint8, saturate=True)
+
+
 def make_write_fn(params: SummaryParams) -> Callable[..., Any]:
-    """Returns the host function that writes tensors named 'kind/name' when their step is a multiple of `every_steps`."""
+    """Returns the host function that writes tensors named 'kind/name' when their step is a multiple of `every_steps`, or, where
+    other workers raise the step too, when a multiple has been passed since the step seen before."""
 
     def write_fn(**tensors: tf.Tensor) -> Any:
         step = tf.cast(tensors.pop(STEP_KEY)[0], tf.int64)
+        seen = tensors.pop(SEEN_STEP_KEY, None)
+        every = params.every_steps
+        is_due = tf.equal(step % every, 0) if seen is None else step // every > seen[0] // every
         if storage.is_remote(params.directory):
             writer = tf.summary.create_file_writer(
                 params.directory, max_queue=REMOTE_QUEUE_VALUES, flush_millis=REMOTE_FLUSH_MILLIS
             )
         else:
             writer = tf.summary.create_file_writer(params.directory, flush_millis=FLUSH_MILLIS)
-        with writer.as_default(step), tf.summary.record_if(tf.equal(step % params.every_steps, 0)):
+        with writer.as_default(step), tf.summary.record_if(is_due):
             for key, tensor in tensors.items():
                 kind, name = key.split('/', 1)
                 if kind == SCALAR:
@@ -119,6 +146,11 @@ def get_scalars(host_call: Any) -> dict[str, tf.Tensor]:
 def add_scalar(host_call: Any, name: str, value: Any) -> None:
     """Adds a number or a [1] tensor to a `host_call` that `Summaries` made."""
     host_call[1][f'{SCALAR}/{name}'] = tf.reshape(tf.cast(value, tf.float32), [1])
+
+
+def add_seen_step(host_call: Any, step: tf.Tensor) -> None:
+    """Adds to a `host_call` that `Summaries` made the step of the session call before, [1] int64: the step may make leaps."""
+    host_call[1][SEEN_STEP_KEY] = step
 
 
 def is_ours(host_call: Any) -> bool:

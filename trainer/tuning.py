@@ -24,6 +24,9 @@ METRIC_FILE = 'CLOUD_ML_HP_METRIC_FILE'
 METRIC_TAG = 'CLOUD_ML_HP_METRIC_TAG'
 _DEFAULT_FILE = '/tmp/hypertune/output.metrics'  # hypertune's own
 
+# The metric that decides where none is named: the first of these that the model has.
+DEFAULT_METRICS = ('accuracy', 'frechet_distance', 'loss')
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +37,7 @@ class MetricReporter:
         """See `make_reporter`, which finds all of these.
 
         Args:
-            tag: the metric's name; '' takes accuracy when there is one, else loss.
+            tag: the metric's name; '' takes the first of DEFAULT_METRICS that the model has.
             source: the flag or variable that the tag comes from, for messages.
             path: the file that the service reads.
             trial: id of the trial, '' outside of a tuning job.
@@ -56,7 +59,7 @@ class MetricReporter:
             UsageError: there is no such metric; lists those there are.
         """
         names = sorted(names)
-        tag = self.tag or ('accuracy' if 'accuracy' in names else 'loss')
+        tag = self.tag or choose_default_metric(names)
         if tag not in names:
             raise UsageError(
                 f'{self._source}={tag}: expected a metric of the model: {", ".join(names)}{did_you_mean(tag, names)}'
@@ -88,6 +91,11 @@ class MetricReporter:
         with storage.atomic_path(self.path) as temporary:
             self._hypertune.metric_path = temporary
             self._hypertune.report_hyperparameter_tuning_metric(tag, value, step)
+
+
+def choose_default_metric(names: Iterable[str]) -> str:
+    """Returns the metric that decides where none is named."""
+    return next(name for name in DEFAULT_METRICS if name in names or name == DEFAULT_METRICS[-1])
 
 
 def make_reporter(config: Config, cluster: Cluster, environ: Mapping[str, str]) -> MetricReporter:

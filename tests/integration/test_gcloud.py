@@ -45,7 +45,7 @@ def gcloud(tmp_path):
             text=True,
             cwd=REPOSITORY,
             env=environment,
-            timeout=280,
+            timeout=390,
         )
 
     return run
@@ -53,7 +53,7 @@ def gcloud(tmp_path):
 
 def test_local_train_then_local_predict_by_every_signature(gcloud, tmp_path):
     digits = tmp_path / 'digits'
-    assert convert.main('mnist', ['--output', str(digits)]) == 0
+    assert convert.main(['mnist', '--output', str(digits)]) == 0
     output = tmp_path / 'output'
     trained = gcloud(
         'train', '--module-name', 'trainer.task', '--package-path', 'trainer', '--job-dir', str(output), '--',
@@ -87,3 +87,19 @@ def test_local_train_then_local_predict_by_every_signature(gcloud, tmp_path):
         assert len(answer[0]['probabilities']) == 10
         if signature != 'examples':
             assert answer[0]['key'] == 'first'
+
+
+@pytest.mark.timeout(400)
+def test_local_train_distributed_ends_with_an_evaluation_and_an_export(gcloud, tmp_path):
+    digits = tmp_path / 'digits'
+    assert convert.main(['mnist', '--output', str(digits)]) == 0
+    output = tmp_path / 'output'
+    trained = gcloud(
+        'train', '--module-name', 'trainer.task', '--package-path', 'trainer', '--job-dir', str(output), '--distributed',
+        '--worker-count', '2', '--parameter-server-count', '1', '--evaluator-count', '1', '--start-port', '27400', '--',
+        f'--train_data_paths={digits}/train-*', f'--eval_data_paths={digits}/eval-*', '--max_steps=600', '--eval_steps=200',
+    )  # fmt: skip
+    assert trained.returncode == 0, trained.stderr[-3000:]
+    final = json.loads((output / 'final_metrics.json').read_text())
+    assert (final['accuracy'] > 0.88, 600 <= final['global_step'] <= 602) == (True, True)
+    assert [str(path) for path in (output / 'model').iterdir()] == [final['export']]

@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import fakes
 from tests.conftest import REPOSITORY
@@ -29,7 +30,7 @@ TRAIN_LINE = re.compile(
 @pytest.fixture(scope='module')
 def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp('digits')
-    assert convert.main('mnist', ['--output', str(folder)]) == 0
+    assert convert.main(['mnist', '--output', str(folder)]) == 0
     return folder
 
 
@@ -231,6 +232,21 @@ def test_modes_after_training(digits, tmp_path, run):
     assert (np.array(predicted) == np.array(labels)).mean() > 0.8
 
 
+def test_evaluator_keeps_what_it_evaluates_while_training_goes_on(digits, tmp_path, run, monkeypatch):
+    assert run(_flags(digits, tmp_path, mode='train', max_steps=200, save_checkpoints_steps=100))[0] == 0
+    found = [('model.ckpt-50', 50), ('model.ckpt-100', 200)]
+    monkeypatch.setattr(
+        'trainer.experiment.Experiment.find_checkpoint', lambda self: (f'{tmp_path}/{found[0][0]}', found.pop(0)[1])
+    )
+    (tmp_path / 'final_metrics.json').unlink()
+    (tmp_path / 'training_over.json').unlink()
+    code, err, log = run(_flags(digits, tmp_path, mode='continuous_eval'))
+    assert (code, err) == (0, [])
+    assert f'{tmp_path}/model.ckpt-50 has been removed meanwhile (--keep_checkpoint_max); taking a later one' in log
+    (best,) = (tmp_path / 'best').iterdir()
+    assert tf.train.load_checkpoint(f'{best}/variables/variables').get_tensor('global_step') == 100
+
+
 def test_continuous_eval_ends_when_no_checkpoint_comes(digits, tmp_path, run):
     flags = _flags(digits, tmp_path, mode='continuous_eval', continuous_eval_timeout_secs=0.5)
     code, _, log = run(flags)
@@ -257,7 +273,7 @@ def test_warm_start_takes_the_weights_of_another_run(digits, tmp_path, run):
 
 
 def test_wide_and_deep_on_real_cars(tmp_path, run):
-    assert convert.main('autompg', ['--output', str(tmp_path / 'cars')]) == 0
+    assert convert.main(['autompg', '--output', str(tmp_path / 'cars')]) == 0
     code, _, _ = run(
         _flags(
             tmp_path / 'cars',
@@ -319,7 +335,7 @@ def test_damaged_file_of_an_earlier_run_is_named(digits, tmp_path, run, name, te
 
 
 def test_model_of_one_feature_on_a_dataset_of_several_is_named(tmp_path, run):
-    assert convert.main('autompg', ['--output', str(tmp_path / 'cars')]) == 0
+    assert convert.main(['autompg', '--output', str(tmp_path / 'cars')]) == 0
     code, err, _ = run(_flags(tmp_path / 'cars', tmp_path / 'out', dataset='autompg', batch_size=32))
     assert (code, len(err)) == (2, 1) and '--model=mlp takes one feature, the dataset has 8' in err[0]
 
@@ -361,7 +377,7 @@ def test_corrupt_record_is_skipped_and_counted_within_the_budget(copy_of_digits,
 
 
 def test_truncated_gzip_is_named(digits, tmp_path, run):
-    assert convert.main('mnist', ['--output', str(tmp_path / 'gz'), '--gzip']) == 0
+    assert convert.main(['mnist', '--output', str(tmp_path / 'gz'), '--gzip']) == 0
     path = sorted((tmp_path / 'gz').glob('train-*'))[3]
     path.write_bytes(path.read_bytes()[:-5000])
     code, err, _ = run(_flags(tmp_path / 'gz', tmp_path / 'out'))
@@ -456,8 +472,8 @@ def test_output_that_cannot_be_written_names_the_flag(digits, tmp_path, run):
     ('flags', 'message'),
     [
         (['--batch_size=0'], '--batch_size=0: '),
-        (['--model=nosuch'], '--model=nosuch: expected one of mlp, linear, dnn, wide_deep'),
-        (['--dataset=nosuch'], '--dataset=nosuch: expected one of mnist, autompg'),
+        (['--model=nosuch'], '--model=nosuch: expected one of mlp, convnet, resnet50, dcgan, linear, dnn, wide_deep'),
+        (['--dataset=nosuch'], '--dataset=nosuch: expected one of mnist, autompg, images'),
         (['--learning_rat=1'], 'did you mean --learning_rate'),
         (['--max_steps=ten'], '--max_steps'),
         (['--best_metric=f1'], '--best_metric=f1: expected a metric of the model: accuracy, loss'),

@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import json
 from collections.abc import Mapping
 from typing import Any, Callable
 
+from trainer import plugins
+from trainer.datasets import Dataset
 from trainer.errors import UsageError
-from trainer.models import keras_network, mlp, premade
+from trainer.models import convnet, dcgan, keras_network, mlp, premade, resnet
 
 ModelFn = Callable[..., Any]
 
 MODELS: dict[str, ModelFn] = {
     'mlp': mlp.model_fn,
+    'convnet': convnet.model_fn,
+    'resnet50': resnet.model_fn,
+    'dcgan': dcgan.model_fn,
     'linear': premade.linear_model_fn,
     'dnn': premade.dnn_model_fn,
     'wide_deep': premade.wide_deep_model_fn,
 }
+
+# What a model is given when it serves or predicts, where that is not a record of its dataset.
+_SERVING_DATASETS: dict[str, Callable[[Dataset], Dataset]] = {'dcgan': dcgan.make_serving_dataset}
+
+
+def get_serving_dataset(spec: str, dataset: Dataset) -> Dataset:
+    """Returns the dataset whose records an export and `--mode=predict` take.
+
+    Args:
+      spec: of `--model`.
+      dataset: of `--dataset`.
+    """
+    return _SERVING_DATASETS[spec](dataset) if spec in _SERVING_DATASETS else dataset
 
 
 def get_model(spec: str) -> ModelFn:
@@ -36,13 +53,9 @@ def get_model(spec: str) -> ModelFn:
         return MODELS[spec]
     if ':' not in spec:
         raise UsageError(f'--model={spec}: expected one of {", ".join(MODELS)}, or package.module:function of your own')
-    module_name, _, name = spec.partition(':')
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise UsageError(f'--model={spec}: cannot import {module_name} ({error}); is its folder on PYTHONPATH?') from error
-    except AttributeError:
-        raise UsageError(f'--model={spec}: module {module_name} has no {name}') from None
+    module, function = plugins.load(spec, '--model')
+    if function is None:
+        raise UsageError(f'--model={spec}: module {module.__name__} has no {spec.partition(":")[2]}')
     if not callable(function):
         raise UsageError(f'--model={spec}: expected a function, it is a {type(function).__name__}')
     arguments = list(inspect.signature(function).parameters)

@@ -39,11 +39,13 @@ def model_fn(
     inputs = get_inputs(features)
     network_input = next(iter(inputs.values())) if len(inputs) == 1 else inputs
     training = mode == compat.estimator.ModeKeys.TRAIN
+    # A model that knows its inputs has been called on placeholders by Keras; those updates are not ours to run.
+    others = {id(update) for update in model.updates}
     logits = model(network_input, training=training)
     expected = params['num_classes']
     if logits.shape.rank != 2 or logits.shape[-1] != expected:
         raise UsageError(f'--model: the Keras model returns {logits.shape}; expected logits [batch, {expected}]')
     if training:
-        for update in model.updates:
+        for update in [update for update in model.updates if id(update) not in others]:
             tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.UPDATE_OPS, update)
     return make_classifier_spec(logits, features, labels, mode, params)
