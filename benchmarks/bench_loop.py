@@ -50,11 +50,17 @@ class Window:
 
 def run_ours(data: str, batch_size: int, window: Window, output: str, last: int) -> None:
     """Trains with trainer.task, as a user would."""
+    flags = [f'--train_data_paths={data}', '--mode=train', f'--output_path={output}', f'--batch_size={batch_size}']
+    run_task([*flags, f'--max_steps={last}', '--save_checkpoints_steps=1000', '--cache=memory'], window)
+
+
+def run_task(flags: list[str], window: Window) -> None:
+    """Runs trainer.task in this process and lets `window` see the step after every session call."""
     import tensorflow as tf
 
-    from trainer import experiment, task
+    from trainer import task, training
 
-    make_hooks = experiment.make_hooks
+    make_hooks = training.make_hooks
 
     def make_hooks_and_watch(run, state, *others, **settings):
         class Watch(tf.compat.v1.train.SessionRunHook):
@@ -66,9 +72,8 @@ def run_ours(data: str, batch_size: int, window: Window, output: str, last: int)
 
         return [*make_hooks(run, state, *others, **settings), Watch()]
 
-    experiment.make_hooks = make_hooks_and_watch
-    flags = [f'--train_data_paths={data}', '--mode=train', f'--output_path={output}', f'--batch_size={batch_size}']
-    code = task.main([*flags, f'--max_steps={last}', '--save_checkpoints_steps=1000', '--cache=memory'])
+    training.make_hooks = make_hooks_and_watch
+    code = task.main(flags)
     assert code == 0, code
 
 
