@@ -136,6 +136,15 @@ def test_batch_that_does_not_divide_is_refused():
         Distribution('mirrored', '', local_replicas=3).split_batch(100)
 
 
+def test_all_reduce_has_no_timeout_for_which_tensorflow_would_start_a_thread_each_time(monkeypatch):
+    made = []
+    monkeypatch.setattr(distribute.tf.compat.v1, 'disable_eager_execution', lambda: None)
+    monkeypatch.setattr(distribute.tf.distribute, 'MultiWorkerMirroredStrategy', lambda **settings: made.append(settings))
+    distribute.make_distribution(DistributionConfig(all_reduce_alg='ring'), WORKERS, {})
+    (options,) = [settings['communication_options'] for settings in made]
+    assert (options.timeout_seconds, options.implementation.name) == (None, 'RING')
+
+
 def test_tpu_that_does_not_answer_is_known_at_once():
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(('127.0.0.1', 0))

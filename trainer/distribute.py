@@ -266,11 +266,9 @@ def _make_multi_worker_strategy(config: DistributionConfig) -> Any:
         'nccl': tf.distribute.experimental.CommunicationImplementation.NCCL,
         'ring': tf.distribute.experimental.CommunicationImplementation.RING,
     }
-    options = tf.distribute.experimental.CommunicationOptions(
-        # The workers wait in a collective while the chief evaluates. The watchdog ends them first, and says for whom they wait.
-        timeout_seconds=2 * config.step_timeout_secs,
-        implementation=implementations[config.all_reduce_alg],
-    )
+    # No timeout_seconds: TensorFlow starts a thread for each all-reduce then, which sleeps that long, thousands in a run. The
+    # watchdog ends a wait that takes too long.
+    options = tf.distribute.experimental.CommunicationOptions(implementation=implementations[config.all_reduce_alg])
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
 
 

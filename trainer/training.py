@@ -25,9 +25,7 @@ from trainer.experiment import Experiment, translate_errors
 
 logger = logging.getLogger(__name__)
 
-# A connection may be refused once on a busy machine; a chief that starts again is away for longer than this.
 _CHIEF_POLL_SECS = 0.5
-_CHIEF_GONE_SECS = 2.0
 _PORT_SECS = 5.0
 
 
@@ -73,7 +71,7 @@ def train(experiment: Experiment, evaluator: Evaluator | None, sigterm: stopping
     if config.loop.warm_start_from and not checkpoint:
         model_fn = warm_start.wrap_model_fn(model_fn, config.loop.warm_start_from)
     last = hooks.StopAtStepHook(state, max_steps)
-    run_hooks = [*make_hooks(experiment, state, listeners, files=input_fn.files), last, stop]
+    run_hooks = [last, *make_hooks(experiment, state, listeners, files=input_fn.files), stop]
     try:
         with translate_errors(experiment.dataset, input_fn.files):
             _ESTIMATOR_RUNS[distribution.name](experiment, model_fn, input_fn, run_hooks)
@@ -160,6 +158,7 @@ def await_end(experiment: Experiment, sigterm: stopping.SigtermGuard) -> None:
     if experiment.distribution.name != distribute.PARAMETER_SERVER:
         return
     files, (address,) = experiment.files, experiment.cluster.spec[CHIEF]
+    connections, is_lost = watchdog.Connections(), False
     seen_at = looked_at = time.monotonic()
     while True:
         now = time.monotonic()
@@ -169,12 +168,14 @@ def await_end(experiment: Experiment, sigterm: stopping.SigtermGuard) -> None:
                 return
         if sigterm.is_set():
             raise Terminated('SIGTERM after the last step', sigterm.EXIT_CODE)
-        if watchdog.answers(address):
-            if now - seen_at > _CHIEF_GONE_SECS:
+        if connections.answers(address):
+            if is_lost:
                 _end_with_chief('was lost after the last step and has come back')
             seen_at = now
-        elif now - seen_at > experiment.config.distribution.peer_timeout_secs:
-            _end_with_chief(f'({address}) has been gone for {now - seen_at:.0f} seconds')
+        else:
+            is_lost = True
+            if now - seen_at > experiment.config.distribution.peer_timeout_secs:
+                _end_with_chief(f'({address}) has been gone for {now - seen_at:.0f} seconds')
         time.sleep(_CHIEF_POLL_SECS)
 
 
@@ -185,8 +186,8 @@ def _end_with_chief(what: str) -> None:
 
 def _outlive_chief(address: str) -> None:
     """Waits, for some seconds, until the chief has gone: a service sends SIGTERM to all tasks at once."""
-    deadline = time.monotonic() + stopping.GRACE_SECS
-    while watchdog.answers(address) and time.monotonic() < deadline:
+    connections, deadline = watchdog.Connections(), time.monotonic() + stopping.GRACE_SECS
+    while connections.answers(address) and time.monotonic() < deadline:
         time.sleep(0.2)
 
 
@@ -238,9 +239,14 @@ def _train_in_lockstep(experiment: Experiment, model_fn: Any, input_fn: Any, run
         with _ending_with_others():
             compat.estimator.train_and_evaluate(
                 estimator,
-                compat.estimator.TrainSpec(input_fn, max_steps=experiment.config.loop.max_steps, hooks=[dog, *run_hooks]),
+                compat.estimator.TrainSpec(input_fn, max_steps=experiment.config.loop.max_steps, hooks=_watch(run_hooks, dog)),
                 compat.estimator.EvalSpec(input_fn),
             )
+
+
+def _watch(run_hooks: list[Any], dog: watchdog.Watchdog) -> list[Any]:
+    """The hooks with the watchdog right after the first, which knows the last step: saving and evaluating come later."""
+    return [run_hooks[0], dog, *run_hooks[1:]]
 
 
 @contextlib.contextmanager
@@ -268,7 +274,7 @@ def _train_with_parameter_servers(experiment: Experiment, model_fn: Any, input_f
     with experiment.tf_config(), compat.short_session_waits():
         dog.start()
         _start_server(experiment)
-        experiment.make_distributed_estimator(model_fn).train(input_fn, hooks=[dog, *run_hooks])
+        experiment.make_distributed_estimator(model_fn).train(input_fn, hooks=_watch(run_hooks, dog))
 
 
 _ESTIMATOR_RUNS: dict[str, Callable[..., None]] = {

@@ -173,6 +173,8 @@ def test_synchronous_replicas_give_the_losses_of_one_device(digits, tmp_path, pr
     np.testing.assert_allclose([losses[step] for step in range(1, 51)], [expected[step] for step in range(1, 51)], rtol=1e-4)
 
 
+# Steps with parameter servers are quick: enough of them that the kill comes before the last.
+ASYNC = {'max_steps': 1200}
 SYNC = {'sync_replicas': True, 'replicas_to_aggregate': 2}
 MIRRORED = {'distribution_strategy': 'mirrored', 'num_cpu_replicas': 2}
 KILLS = [
@@ -180,10 +182,10 @@ KILLS = [
     ('multi_worker-chief', WORKERS, 'chief/0', {}),
     ('multi_worker-worker', WORKERS, 'worker/0', {}),
     ('multi_worker-evaluator', [*WORKERS, '--evaluator=1'], 'evaluator/0', {}),
-    ('ps-chief', SERVERS, 'chief/0', {}),
-    ('ps-worker', SERVERS, 'worker/0', {}),
-    ('ps-ps', SERVERS, 'ps/0', {}),
-    ('ps-evaluator', [*SERVERS, '--evaluator=1'], 'evaluator/0', {}),
+    ('ps-chief', SERVERS, 'chief/0', ASYNC),
+    ('ps-worker', SERVERS, 'worker/0', ASYNC),
+    ('ps-ps', SERVERS, 'ps/0', ASYNC),
+    ('ps-evaluator', [*SERVERS, '--evaluator=1'], 'evaluator/0', ASYNC),
     ('sync-chief', ['--workers=2', '--ps=1'], 'chief/0', SYNC),
     ('sync-worker', ['--workers=2', '--ps=1'], 'worker/1', SYNC),
     ('sync-ps', ['--workers=2', '--ps=1'], 'ps/0', SYNC),
@@ -204,8 +206,8 @@ def wait_for(condition, secs=120):
 @pytest.mark.parametrize(('name', 'processes', 'victim', 'settings'), KILLS, ids=[kill[0] for kill in KILLS])
 def test_killed_task_comes_back_and_the_job_completes(digits, tmp_path, name, processes, victim, settings):
     output, log_dir = tmp_path / 'out', tmp_path / 'logs'
-    max_steps = 500
-    settings = {'max_steps': max_steps, 'eval_steps': 250, 'save_checkpoints_steps': 50, 'step_timeout_secs': 60, **settings}
+    settings = {'max_steps': 500, 'eval_steps': 250, 'save_checkpoints_steps': 50, 'step_timeout_secs': 60, **settings}
+    max_steps = settings['max_steps']
     launcher = start(processes, make_flags(digits, output, **settings), log_dir)
     try:
         wait_for(lambda: glob.glob(f'{output}/model.ckpt-[1-9]*.index'))
