@@ -53,6 +53,7 @@ TOOL_FLAGS = {
     },
     'trainer.inputs': read_tool_flags(REPOSITORY / 'trainer' / 'input_speed.py'),
     'launch': read_tool_flags(REPOSITORY / 'trainer' / 'launch.py'),
+    'submit': read_tool_flags(REPOSITORY / 'trainer' / 'submit.py'),
     **{path.stem: read_tool_flags(path) for path in (REPOSITORY / 'benchmarks').glob('*.py')},
 }
 
