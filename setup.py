@@ -37,9 +37,10 @@ EXTRAS_REQUIRE = {
     # `python -m trainer.convert images` reads and writes pictures with it.
     'images': ['pillow>=10'],
     # `python -m trainer.sweep` chooses and keeps its trials with it.
-    'sweep': ['optuna>=4'],
+    'sweep': ['optuna>=4', 'rich>=13'],
     'test': [
         'optuna>=4',
+        'rich>=13',
         'pillow>=10',
         'pytest>=8',
         'pytest-timeout>=2.3',

@@ -181,6 +181,8 @@ class _Number:
     def pick(self, unit: float) -> float:
         scaled = self._start + unit * (self._end - self._start)
         value = math.exp(scaled) if self._log else scaled
+        if not self._is_whole:
+            value = float(f'{value:.9g}')  # digits that can be read, and bounds that are themselves
         return min(max(round(value) if self._is_whole else value, self._low), self._high)
 
     def encode(self, value: float) -> list[float]:

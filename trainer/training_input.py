@@ -85,6 +85,8 @@ class TrainingInput:
     """What to tune, None when this is no tuning job."""
     args_place: str
     """Where the args are from, for messages."""
+    is_local: bool = False
+    """Whether it runs on this machine: with local paths, and with models and datasets of whatever can be imported."""
 
     @property
     def args(self) -> Sequence[str]:
@@ -120,12 +122,13 @@ class TrainingInput:
         return 1 if role == MASTER else self.values.get(f'{role}Count', 0)
 
 
-def load(path: str, args: Sequence[str] = ()) -> TrainingInput:
+def load(path: str, args: Sequence[str] = (), *, is_local: bool = False) -> TrainingInput:
     """The job file, checked.
 
     Args:
         path: of the YAML file.
         args: flags of the trainer that take the place of the file's `args`, of all of them, as in gcloud; none leaves those.
+        is_local: the job runs on this machine.
 
     Raises:
         UsageError: something in the file is wrong; one line with file and key, what was expected, what it is.
@@ -140,7 +143,7 @@ def load(path: str, args: Sequence[str] = ()) -> TrainingInput:
         values['args'] = list(args)
     tuning = hptuning.parse(values['hyperparameters'], path) if 'hyperparameters' in values else None
     place = 'the flags after --' if args else f'{path}: trainingInput.args'
-    training_input = TrainingInput(path, values, document.get('labels', {}), tuning, place)
+    training_input = TrainingInput(path, values, document.get('labels', {}), tuning, place, is_local)
     _check_labels(training_input)
     _check_software(training_input)
     _check_machines(training_input)
@@ -236,11 +239,12 @@ def _check_machines(job: TrainingInput) -> None:
 
 
 def _check_args(job: TrainingInput) -> None:
+    remedy = "the sweep's own goes before --" if job.is_local else 'the results go to jobDir'
     for flag in ('--job_dir', '--output_path'):
         if flag in _names(job.args):
-            raise UsageError(f'{job.args_place}: leave out {flag}; the results go to jobDir')
+            raise UsageError(f'{job.args_place}: leave out {flag}; {remedy}')
     config = _parse(job, job.args, job.args_place)
-    if not job.has_image:
+    if not job.has_image and not job.is_local:
         _check_paths(job, config)
 
 
@@ -264,7 +268,7 @@ def _parse(job: TrainingInput, args: Sequence[str], place: str) -> Config:
         if ':' not in spec:
             hint = did_you_mean(spec, known) or f'; expected one of {", ".join(known)}, or package.module:NAME of your own'
             raise UsageError(f'{place}: --{name}={spec}: unknown {name}{hint}')
-        if 'packageUris' not in job.values:
+        if 'packageUris' not in job.values and not job.is_local:
             raise UsageError(
                 f'{place}: --{name}={spec}: not in the package that is sent; '
                 'name one that has it in packageUris, or an image in masterConfig.imageUri'
