@@ -158,14 +158,71 @@ class ModelConfig(Section):
             raise UsageError(f'--gan_size={self.gan_size}: expected a power of two, such as 64 or 128')
 
 
+# Which schedules read a setting; with another it would change nothing.
+_SCHEDULES_OF = {
+    'decay_steps': ('exponential', 'polynomial', 'cosine'),
+    'decay_rate': ('exponential', 'piecewise'),
+    'decay_power': ('polynomial',),
+    'decay_end': ('polynomial', 'cosine'),
+    'decay_boundaries': ('piecewise',),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig(Section):
     """Optimizer: how the weights move."""
 
     optimizer: str = setting('sgd', 'the update rule', choices=('sgd', 'momentum', 'adagrad', 'adam', 'ftrl'))
     learning_rate: float = setting(0.1, 'stated for the global batch', above=0)
+    learning_rate_batch: int = setting(
+        0, '--learning_rate is for a batch of this size, and grows in proportion to --batch_size; 0: it is taken as given',
+        unit='examples', at_least=0,
+    )  # fmt: skip
+    learning_rate_schedule: str = setting(
+        'constant',
+        'how the learning rate changes over the steps; what it starts from is --learning_rate',
+        choices=('constant', 'exponential', 'polynomial', 'cosine', 'piecewise'),
+    )
+    warmup_steps: int = setting(0, 'the learning rate rises in equal parts in so many steps', unit='steps', at_least=0)
+    decay_steps: int = setting(
+        0, 'after warm-up: exponential falls by --decay_rate, polynomial and cosine end; 0: these end at --max_steps',
+        unit='steps', at_least=0,
+    )  # fmt: skip
+    decay_rate: float = setting(0.1, 'what exponential and piecewise multiply the learning rate by', above=0, at_most=1)
+    decay_power: float = setting(1.0, 'of polynomial: 1 is a straight line', above=0)
+    decay_end: float = setting(
+        0.0, 'of polynomial and cosine: where they end, as a share of the learning rate', unit='of 1', at_least=0, at_most=1
+    )
+    decay_boundaries: str = setting('', 'of piecewise: steps, comma-separated, from which on --decay_rate applies once more')
     momentum: float = setting(0.9, 'kept of the last update, for --optimizer=momentum', at_least=0, below=1)
     adam_beta1: float = setting(0.9, 'kept of the mean gradient, for --optimizer=adam; 0.5 for dcgan', at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = self.learning_rate_schedule
+        for field in dataclasses.fields(self):
+            value, schedules = getattr(self, field.name), _SCHEDULES_OF.get(field.name, (kind,))
+            if value != field.default and kind not in schedules:
+                raise UsageError(
+                    f'--{field.name}={value} is for --learning_rate_schedule={" or ".join(schedules)}; it is {kind}'
+                )
+        if kind == 'exponential' and not self.decay_steps:
+            raise UsageError(
+                '--learning_rate_schedule=exponential needs --decay_steps: in how many steps it falls by --decay_rate'
+            )
+        if kind == 'piecewise' and not self.boundaries:
+            raise UsageError('--learning_rate_schedule=piecewise needs --decay_boundaries: steps such as 30000,60000,80000')
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Steps of `decay_boundaries`."""
+        try:
+            steps = tuple(int(part) for part in self.decay_boundaries.split(',')) if self.decay_boundaries else ()
+        except ValueError:
+            steps = (0,)
+        if any(later <= step for step, later in zip((0, *steps), steps)):
+            raise UsageError(f'--decay_boundaries={self.decay_boundaries}: expected rising steps above 0, such as 30000,60000')
+        return steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,6 +408,9 @@ class Config:
     def __post_init__(self) -> None:
         self._check_paths()
         self._check_evaluation()
+        warmup_steps, max_steps = self.optimizer.warmup_steps, self.loop.max_steps
+        if warmup_steps >= max_steps:
+            raise UsageError(f'--warmup_steps={warmup_steps} never ends: --max_steps={max_steps}; expected fewer')
 
     def _check_paths(self) -> None:
         for name in PATHS_OF_MODE[self.run.mode]:

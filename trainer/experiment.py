@@ -23,6 +23,7 @@ from trainer.distribute import ONE_DEVICE, PARAMETER_SERVER, Distribution, make_
 from trainer.errors import DataError, UsageError
 from trainer.evaluation import Evaluator
 from trainer.models import get_model, get_serving_dataset, parse_model_params
+from trainer.schedules import make_schedule
 from trainer.summaries import SummaryParams
 from trainer.tuning import make_reporter
 
@@ -154,6 +155,7 @@ class Experiment:
         settings = {**dataclasses.asdict(self.config.model), **dataclasses.asdict(self.config.optimizer)}
         del settings['model'], settings['model_params']
         facts = {
+            'schedule': make_schedule(self.config),
             'num_classes': self.dataset.num_classes,
             'schema': self.dataset.features_schema,
             'vocabularies': self.dataset.vocabularies,

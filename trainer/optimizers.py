@@ -7,6 +7,8 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from trainer.schedules import Schedule
+
 OPTIMIZERS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     'sgd': lambda rate, params: tf.compat.v1.train.GradientDescentOptimizer(rate),
     'momentum': lambda rate, params: tf.compat.v1.train.MomentumOptimizer(rate, params['momentum']),
@@ -16,15 +18,25 @@ OPTIMIZERS: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
 }
 
 
+def compute_learning_rate(params: Mapping[str, Any]) -> Any:
+    """Returns the learning rate of this step by `params['schedule']`: a float where it is constant, else [] float32.
+
+    To be called once in a model_fn, and handed to `make_optimizer` and to the summaries: a reading of its own might race with
+    the update that raises the step, where one that the update waits for cannot.
+    """
+    schedule = params.get('schedule') or Schedule(params['learning_rate'])
+    return schedule.peak if schedule.is_constant else schedule(tf.compat.v1.train.get_or_create_global_step().read_value())
+
+
 def make_optimizer(params: Mapping[str, Any], *, name: str = '', learning_rate: Any = None) -> Any:
     """Returns the optimizer of `params`.
 
     Args:
-      params: of the model_fn; 'optimizer', 'learning_rate', 'momentum', 'use_tpu' and 'sync_replicas' are read.
+      params: of the model_fn; the settings of `OptimizerConfig`, 'schedule', 'use_tpu' and 'sync_replicas' are read.
       name: in place of `params['optimizer']`.
-      learning_rate: in place of `params['learning_rate']`; a number or a [] float32 tensor.
+      learning_rate: a number or a [] float32 tensor; None computes that of the schedule.
     """
-    rate = params['learning_rate'] if learning_rate is None else learning_rate
+    rate = compute_learning_rate(params) if learning_rate is None else learning_rate
     optimizer = OPTIMIZERS[name or params['optimizer']](rate, params)
     if params.get('sync_replicas'):
         return params['sync_replicas'].wrap(optimizer)

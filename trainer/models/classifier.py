@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from trainer import compat
-from trainer.optimizers import make_optimizer, make_train_op
+from trainer.optimizers import compute_learning_rate, make_optimizer, make_train_op
 from trainer.summaries import Summaries
 
 # Features of these names are not the network's input.
@@ -23,7 +23,7 @@ def make_classifier_spec(
     params: Mapping[str, Any],
     *,
     summaries: Optional[Summaries] = None,
-    make_train_op_fn: Optional[Callable[[tf.Tensor], Any]] = None,
+    make_train_op_fn: Optional[Callable[[tf.Tensor, Any], Any]] = None,
 ) -> Any:
     """Returns the TPUEstimatorSpec of a classifier.
 
@@ -34,7 +34,7 @@ def make_classifier_spec(
       mode: a ModeKeys value.
       params: of the model_fn.
       summaries: what the network has collected; loss, accuracy and learning rate are added to it.
-      make_train_op_fn: from the loss to the training op, in place of the optimizer of `params`.
+      make_train_op_fn: from loss and learning rate to the training op, in place of the optimizer of `params`.
     """
     modes = compat.estimator.ModeKeys
     logits = tf.cast(logits, tf.float32)
@@ -52,12 +52,16 @@ def make_classifier_spec(
         weights = tf.ones_like(losses) if weights is None else weights
         eval_metrics = (_metric_fn, {'labels': labels, 'logits': logits, 'losses': losses, 'weights': weights})
         return compat.estimator.tpu.TPUEstimatorSpec(mode=mode, loss=loss, eval_metrics=eval_metrics)
-    train_op = make_train_op_fn(loss) if make_train_op_fn else make_train_op(loss, make_optimizer(params))
+    learning_rate = compute_learning_rate(params)
+    if make_train_op_fn:
+        train_op = make_train_op_fn(loss, learning_rate)
+    else:
+        train_op = make_train_op(loss, make_optimizer(params, learning_rate=learning_rate))
     summaries = summaries or Summaries(params.get('summaries'))
     is_right = tf.equal(tf.argmax(logits, axis=1, output_type=labels.dtype), labels)
     summaries.scalar('loss', loss)
     summaries.scalar('accuracy', tf.reduce_mean(tf.cast(is_right, tf.float32)))
-    summaries.scalar('learning_rate', params['learning_rate'])
+    summaries.scalar('learning_rate', learning_rate)
     return compat.estimator.tpu.TPUEstimatorSpec(
         mode=mode, loss=loss, train_op=train_op, host_call=summaries.host_call(train_op)
     )

@@ -28,7 +28,7 @@ from trainer.models import layers
 from trainer.models.classifier import KEY, WEIGHTS
 from trainer.models.mlp import dense
 from trainer.normalization import batch_norm
-from trainer.optimizers import make_optimizer
+from trainer.optimizers import compute_learning_rate, make_optimizer
 from trainer.summaries import Summaries
 
 NOISE = 'noise'
@@ -134,7 +134,8 @@ def _make_train_spec(images: tf.Tensor, mode: str, params: Mapping[str, Any]) ->
         )
     if params.get('sync_replicas'):
         raise UsageError('--sync_replicas awaits the gradients of one update a step, --model=dcgan makes several; leave it out')
-    discriminator_optimizer, generator_optimizer = make_optimizer(params), make_optimizer(params)
+    learning_rate = compute_learning_rate(params)
+    discriminator_optimizer, generator_optimizer = (make_optimizer(params, learning_rate=learning_rate) for _ in range(2))
     update: Any = tf.no_op()
     for part in range(n_disc):
         with tf.control_dependencies([update]), tf.name_scope(f'discriminator_update{part}'):
@@ -165,7 +166,7 @@ def _make_train_spec(images: tf.Tensor, mode: str, params: Mapping[str, Any]) ->
     summaries.scalar('loss', loss)
     summaries.scalar('discriminator_loss', discriminator_loss)
     summaries.scalar('generator_loss', generator_loss)
-    summaries.scalar('learning_rate', params['learning_rate'])
+    summaries.scalar('learning_rate', learning_rate)
     summaries.grid('samples', (fake + 1.0) / 2.0, _GRID_SIDE)
     return compat.estimator.tpu.TPUEstimatorSpec(
         mode=mode, loss=loss, train_op=train_op, host_call=summaries.host_call(train_op)

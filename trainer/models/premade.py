@@ -39,14 +39,14 @@ def wide_deep_model_fn(features: Any, labels: Optional[tf.Tensor], mode: str, pa
     summaries = Summaries(params.get('summaries'))
     logits = _linear_logits(features, params) + _deep_logits(features, mode, params, summaries)
 
-    def make_joint_train_op(loss: tf.Tensor) -> tf.Operation:
-        linear_rate = min(params['learning_rate'], MAX_LINEAR_LEARNING_RATE)
+    def make_joint_train_op(loss: tf.Tensor, learning_rate: Any) -> tf.Operation:
+        linear_rate = tf.minimum(learning_rate, MAX_LINEAR_LEARNING_RATE)
         linear_optimizer = make_optimizer(params, name='ftrl', learning_rate=linear_rate)
         wide_variables = tf.compat.v1.trainable_variables('linear/')
         deep_variables = tf.compat.v1.trainable_variables('deep/')
         # Only one of the two updates counts the step.
         wide_op = linear_optimizer.minimize(loss, var_list=wide_variables)
-        deep_op = make_train_op(loss, make_optimizer(params), var_list=deep_variables)
+        deep_op = make_train_op(loss, make_optimizer(params, learning_rate=learning_rate), var_list=deep_variables)
         return tf.group(wide_op, deep_op)
 
     return make_classifier_spec(
