@@ -54,6 +54,7 @@ TOOL_FLAGS = {
     'trainer.inputs': read_tool_flags(REPOSITORY / 'trainer' / 'input_speed.py'),
     'launch': read_tool_flags(REPOSITORY / 'trainer' / 'launch.py'),
     'submit': read_tool_flags(REPOSITORY / 'trainer' / 'submit.py'),
+    'preflight': {'tpu_topology'},
     'sweep': read_tool_flags(REPOSITORY / 'trainer' / 'sweep.py'),
     **{path.stem: read_tool_flags(path) for path in (REPOSITORY / 'benchmarks').glob('*.py')},
 }

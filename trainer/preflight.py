@@ -1,0 +1,443 @@
+"""`python -m trainer.preflight [flags as for a run]`: whether a run with these flags would train on a TPU, told without one.
+
+What TensorFlow decides when a TPU program is built can be decided anywhere: the whole `use_tpu=True` graph of TPUEstimator is
+built for a stated topology (`--tpu_topology=v3-8`) and looked through for operations that a TPU has not, and the step is
+compiled by XLA for the CPU and run once. Each check prints a line: what it found, or what is wrong and what to change.
+
+Not seen here: the memory of the TPU, its speed, and operations that XLA compiles for a CPU alone.
+
+Exit code: 0 when nothing is in the way, 1 when something is, 2 for wrong flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable, Optional
+
+from trainer import cluster, flags, storage
+from trainer.errors import DataError, UsageError
+
+_TOPOLOGY = re.compile(r'v([23])-(\d+)')
+_CORES_PER_HOST = 8  # of v2 and v3
+TOPOLOGY_FLAG = '--tpu_topology'
+DEFAULT_TOPOLOGY = 'v3-8'
+# Examples of the step that XLA compiles here: what it compiles does not depend on their number, how long it runs does.
+_XLA_EXAMPLES = 4
+# What a TPU takes from the host (https://cloud.google.com/tpu/docs/tensorflow-ops; uint8 is made a number there).
+_DEVICE_TYPES = ('float32', 'bfloat16', 'int32', 'int64', 'uint8', 'uint32', 'bool')
+# Of the TPU's own, and of control flow as it was before version 2, which TPUEstimator builds with.
+_TPU_OPS = frozenset(
+    (
+        *('CrossReplicaSum', 'CollectivePermute', 'AllToAll', 'InfeedDequeue', 'InfeedDequeueTuple', 'OutfeedEnqueue'),
+        *('OutfeedEnqueueTuple', 'TPUReplicateMetadata', 'TPUReplicatedInput', 'TPUReplicatedOutput', 'TPUCompilationResult'),
+        *('Enter', 'Exit', 'LoopCond', 'Merge', 'NextIteration', 'Switch', 'RefSwitch', 'RefMerge', 'ControlTrigger'),
+        *('NoOp', 'Const', 'Placeholder', 'PlaceholderWithDefault', 'Assert'),
+    )
+)
+_REMEDIES = {
+    'PyFunc': 'tf.py_function runs on the host: do it in the dataset',
+    'EagerPyFunc': 'tf.py_function runs on the host: do it in the dataset',
+    'DecodeJpeg': 'decode in the dataset',
+    'DecodeRaw': 'decode in the dataset',
+    'AsString': 'a TPU has no strings; keep them on the host',
+    'Print': 'tf.print in a model_fn: send the value through host_call',
+    'PrintV2': 'tf.print in a model_fn: send the value through host_call',
+}
+_VARIABLE_SHAPES = ('Where', 'Unique', 'UniqueV2', 'NonMaxSuppressionV2', 'NonMaxSuppressionV3')
+
+
+class NotKnown(Exception):
+    """The check needs something that an earlier check did not find."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The TPU that is meant."""
+
+    name: str
+    cores: int
+
+    @property
+    def hosts(self) -> int:
+        """Machines that feed it."""
+        return max(1, self.cores // _CORES_PER_HOST)
+
+
+@dataclasses.dataclass
+class Flight:
+    """What is being looked at, and what earlier checks have established; None: not established."""
+
+    argv: Sequence[str]
+    topology: Topology
+    run: Any = None
+    input_fn: Any = None
+    core_batch: Optional[int] = None
+    spec: Any = None
+    """Of the batch of a core."""
+    operations: Any = None
+    """Those that are on the device."""
+    warnings: list[str] = dataclasses.field(default_factory=list)
+
+    def need(self, name: str) -> Any:
+        """Returns what an earlier check established.
+
+        Raises:
+          NotKnown: it did not.
+        """
+        value = getattr(self, name)
+        if value is None:
+            raise NotKnown(name)
+        return value
+
+
+def check_batch(flight: Flight) -> str:
+    """The global batches, divided among the cores."""
+    data, topology = flight.need('run').config.data, flight.topology
+    for flag, batch in (('batch_size', data.batch_size), ('eval_batch_size', data.eval_batch_size)):
+        if batch % topology.cores:
+            nearest = max(topology.cores, round(batch / topology.cores) * topology.cores)
+            raise UsageError(
+                f'--{flag}={batch} does not divide by the {topology.cores} cores of {topology.name}; '
+                f'the nearest that does is {nearest}'
+            )
+    flight.core_batch = data.batch_size // topology.cores
+    return f'{data.batch_size} = {topology.hosts} x {topology.cores // topology.hosts} cores x {flight.core_batch}'
+
+
+def check_input(flight: Flight) -> str:
+    """The batches: static shapes, types that a TPU has, bytes a step."""
+    import tensorflow as tf
+
+    from trainer import inputs
+
+    run, topology = flight.need('run'), flight.topology
+    data = run.config.data
+    flight.input_fn = inputs.make_input_fn(
+        storage.resolve_files(data.train_data_paths, '--train_data_paths'),
+        run.dataset,
+        training=True,
+        global_batch_size=data.batch_size,
+        batch_size=flight.core_batch or 1,  # of a batch that does not divide, the rest can be looked at
+        seed=run.config.run.seed,
+        config=data,
+    )
+    spec = flight.input_fn({}).element_spec
+    names = {**{f'feature {name}': tensor for name, tensor in spec[0].items()}, 'label': spec[1]}
+    for name, tensor in names.items():
+        _check_tensor(name, tensor)
+    flight.spec = spec
+    num_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tf.nest.flatten(spec))
+    per_host = num_bytes * topology.cores // topology.hosts
+    described = ', '.join(f'{name} {tensor.dtype.name}{tensor.shape.as_list()}' for name, tensor in names.items())
+    return f'{described}; {per_host / 1e6:.2f} MB a step to each of {topology.hosts} host{"s" * (topology.hosts > 1)}'
+
+
+def _check_tensor(name: str, tensor: Any) -> None:
+    kind, shape = tensor.dtype.name, getattr(tensor, 'shape', None)
+    if kind == 'string':
+        raise UsageError(f'{name} is a string, and a TPU has none: look words up or decode pictures in the dataset')
+    if kind not in _DEVICE_TYPES:
+        raise UsageError(f'{name} is {kind}, expected one of {", ".join(_DEVICE_TYPES)}: cast it in the dataset')
+    if shape is None or not shape.is_fully_defined():
+        raise UsageError(
+            f'{name} has the shape {shape}, expected one that is known beforehand: give the feature a fixed length (or '
+            '--image_size), and batch with drop_remainder'
+        )
+
+
+def check_graph(flight: Flight) -> str:
+    """The whole training graph of TPUEstimator for the topology."""
+    run, input_fn = flight.need('run'), flight.need('input_fn')
+    flight.need('spec'), flight.need('core_batch')
+    started = time.monotonic()
+    graph = build_tpu_graph(run, input_fn, flight.topology)
+    flight.operations = [op for op in graph.get_operations() if '_tpu_replicate' in op.node_def.attr]
+    flight.operations += _find_function_nodes(graph, flight.operations)
+    return f'{len(flight.operations):,} operations on the device, built in {time.monotonic() - started:.0f} s'
+
+
+def check_operations(flight: Flight) -> str:
+    """Every operation of the device program, those in branches and functions too."""
+    from tensorflow.python.util import pywrap_xla_ops
+
+    known = {*pywrap_xla_ops.get_cpu_kernel_names(), *_TPU_OPS}
+    kinds: dict[str, str] = {}
+    for op in flight.need('operations'):
+        kinds.setdefault(op.type, op.name)
+        for dtype in _find_types(op):
+            if dtype in ('int8', 'qint8'):
+                raise UsageError(f'{op.name} ({op.type}) computes in {dtype}; use int32 or bfloat16')
+            if dtype == 'float64':
+                flight.warnings.append(f'{op.name} ({op.type}) is float64, which a TPU computes slowly or not at all')
+    for kind, name in kinds.items():
+        if 'Summary' in kind:
+            raise UsageError(
+                f'{name}: tf.summary in the model_fn, which a TPU cannot write; collect it with trainer.summaries.Summaries, '
+                'whose host_call writes it'
+            )
+    unknown = {kind: name for kind, name in kinds.items() if kind not in known}
+    if unknown:
+        listed = ', '.join(f'{kind} ({name})' for kind, name in list(unknown.items())[:5])
+        remedies = [_REMEDIES[kind] for kind in unknown if kind in _REMEDIES]
+        raise UsageError(f'not for a TPU: {listed}' + (f': {remedies[0]}' if remedies else ''))
+    for kind in _VARIABLE_SHAPES:
+        if kind in kinds:
+            flight.warnings.append(f'{kinds[kind]} ({kind}) has a shape that depends on values; a TPU needs fixed ones')
+    return f'{len(kinds)} kinds, all known to XLA'
+
+
+def check_host_call(flight: Flight) -> str:
+    """What travels to the host each step; TPUEstimator concatenates it over the cores."""
+    import tensorflow as tf
+
+    from trainer import compat
+
+    run, spec = flight.need('run'), flight.need('spec')
+    with tf.Graph().as_default():
+        tf.compat.v1.train.create_global_step()
+        features, labels = _make_placeholders(spec)
+        built = run.model_fn(features, labels, compat.estimator.ModeKeys.TRAIN, run.make_params())
+        host_call = getattr(built, 'host_call', None)
+        if host_call is None:
+            return 'none: no summaries are written'
+        tensors = host_call[1] if isinstance(host_call[1], dict) else dict(enumerate(host_call[1]))
+        for name, tensor in tensors.items():
+            if tensor.shape.rank == 0:
+                raise UsageError(
+                    f'host_call tensor {name} has the shape (), expected a batch dimension: tf.reshape(value, [1]), and '
+                    'the mean of it in the function'
+                )
+            _check_tensor(f'host_call tensor {name}', tensor)
+        num_bytes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors.values())
+    return f'{len(tensors)} tensors, {num_bytes * flight.topology.cores / 1e3:.1f} kB a step'
+
+
+def check_xla(flight: Flight) -> str:
+    """The step compiled by XLA and run once, on the CPU and on a few examples."""
+    import numpy as np
+    import tensorflow as tf
+
+    from trainer import compat
+
+    run, spec = flight.need('run'), flight.need('spec')
+    flight.need('operations')
+    count = min(_XLA_EXAMPLES, spec[1].shape[0])
+    started = time.monotonic()
+    with tf.Graph().as_default():
+        tf.compat.v1.train.create_global_step()
+
+        def step(*flat: Any) -> Any:
+            features, labels = tf.nest.pack_sequence_as(spec, list(flat))
+            built = run.model_fn(features, labels, compat.estimator.ModeKeys.TRAIN, run.make_params())
+            with tf.control_dependencies([built.train_op]):
+                return tf.identity(built.loss)
+
+        inputs = [tf.zeros([count, *tensor.shape[1:]], tensor.dtype) for tensor in tf.nest.flatten(spec)]
+        (loss,) = tf.compat.v1.xla.experimental.compile(step, inputs)
+        with tf.compat.v1.Session() as session, _quiet():
+            session.run(tf.compat.v1.global_variables_initializer())
+            value = session.run(loss)
+    if not np.isfinite(value):
+        flight.warnings.append(f'the loss of a batch of zeros is {value}')
+    return f'compiled for a batch of {count} and run in {time.monotonic() - started:.0f} s'
+
+
+CHECKS: dict[str, Callable[[Flight], str]] = {
+    'batch': check_batch,
+    'input': check_input,
+    'host_call': check_host_call,
+    'graph': check_graph,
+    'operations': check_operations,
+    'xla': check_xla,
+}
+
+
+class _Built(Exception):
+    """Ends TPUEstimator.train when the graph is whole, before anything is sent to a TPU."""
+
+
+def build_tpu_graph(run: Any, input_fn: Callable[..., Any], topology: Topology) -> Any:
+    """Returns the graph with which TPUEstimator would train.
+
+    Args:
+      run: the Experiment.
+      input_fn: gives the batches of a core.
+      topology: what TPUEstimator is told that it found.
+
+    Raises:
+      UsageError: TPUEstimator refuses the model.
+    """
+    import tensorflow as tf
+    from tensorflow.python.tpu import tpu_system_metadata
+    from tensorflow_estimator.python.estimator.tpu import tpu_context
+
+    from trainer import compat
+
+    tpu = compat.estimator.tpu
+    metadata = tpu_system_metadata.TPUSystemMetadata(
+        num_cores=topology.cores,
+        num_hosts=topology.hosts,
+        num_of_cores_per_host=topology.cores // topology.hosts,
+        topology=None,
+        devices=(),
+    )
+    graphs = []
+
+    class Keep(tf.compat.v1.train.SessionRunHook):
+        def begin(self) -> None:
+            graphs.append(tf.compat.v1.get_default_graph())
+            raise _Built
+
+    # Version 2 would hide the loop, and what is wrong in it, in functions.
+    tf.compat.v1.disable_control_flow_v2()
+    context: Any = tpu_context._InternalTPUContext
+    original = context._get_tpu_system_metadata
+    context._get_tpu_system_metadata = lambda self: metadata
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            config = tpu.RunConfig(
+                model_dir=folder,
+                tpu_config=tpu.TPUConfig(
+                    iterations_per_loop=100, per_host_input_for_training=tpu.InputPipelineConfig.PER_HOST_V2
+                ),
+            )
+            data = run.config.data
+            estimator = tpu.TPUEstimator(
+                model_fn=run.model_fn,
+                config=config,
+                params=run.make_params(),
+                use_tpu=True,
+                train_batch_size=data.batch_size,
+                eval_batch_size=data.eval_batch_size,
+                export_to_tpu=False,
+            )
+            estimator.train(input_fn, max_steps=1, hooks=[Keep()])
+    except _Built:
+        pass
+    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+        raise UsageError(f'TPUEstimator refuses it: {" ".join(str(error).split())[:400]}') from error
+    finally:
+        context._get_tpu_system_metadata = original
+        tf.compat.v1.enable_control_flow_v2()
+    return graphs[0]
+
+
+def _find_function_nodes(graph: Any, operations: Iterable[Any]) -> list[Any]:
+    """The nodes of all functions that these operations call, and those call: branches, loops, tf.function."""
+    library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+    found, waiting = [], [op.node_def for op in operations]
+    while waiting:
+        for value in waiting.pop().attr.values():
+            for name in (value.func.name, *(func.name for func in value.list.func)):
+                function = library.pop(name, None)
+                if function is not None:
+                    found += [_FunctionNode(name, node) for node in function.node_def]
+                    waiting += function.node_def
+    return found
+
+
+class _FunctionNode:
+    """A node of a function, as an operation of a graph looks."""
+
+    def __init__(self, function: str, node: Any) -> None:
+        self.name, self.type, self.node_def = f'{function}/{node.name}', node.op, node
+
+
+def _find_types(op: Any) -> set[str]:
+    import tensorflow as tf
+
+    values = [*op.node_def.attr.values()]
+    numbers = [value.type for value in values if value.type] + [number for value in values for number in value.list.type]
+    return {tf.dtypes.as_dtype(number).name for number in numbers}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps what XLA logs from stderr: it obeys no level, and what goes wrong is raised."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, 'wb') as null:
+        os.dup2(null.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _make_placeholders(spec: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda tensor: tf.compat.v1.placeholder(tensor.dtype, tensor.shape), spec)
+
+
+def parse_topology(name: str) -> Topology:
+    """The topology of a name such as 'v3-8', a generation and its cores.
+
+    Raises:
+      UsageError: there is no such one.
+    """
+    match = _TOPOLOGY.fullmatch(name)
+    cores = int(match.group(2)) if match else 0
+    if not cores or cores % _CORES_PER_HOST or cores & (cores - 1):
+        raise UsageError(f'{TOPOLOGY_FLAG}={name}: expected v2 or v3 and its cores, 8, 16, 32 up to 2048: v3-8, v2-32')
+    return Topology(name, cores)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs every check, prints a line for each, and returns the exit code."""
+    from trainer.task import set_up_logs
+
+    set_up_logs(debug=False, level=logging.ERROR)
+    logging.getLogger('tensorflow').setLevel(logging.CRITICAL)  # it says that what was left unfinished was never used
+    try:
+        flight = _prepare(sys.argv[1:] if argv is None else argv)
+    except (UsageError, DataError) as error:
+        print('trainer.preflight: error:', ' '.join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    problems = 0
+    for name, check in CHECKS.items():
+        try:
+            mark, text = 'ok', check(flight)
+        except NotKnown as missing:
+            mark, text = '-', f'not looked at: no {missing}'
+        except (UsageError, DataError) as error:
+            mark, text = 'WRONG', str(error)
+        except Exception as error:
+            # A model_fn may raise anything; what the other checks say is wanted all the same.
+            mark, text = 'WRONG', f'{type(error).__name__}: {error}'[:400]
+        problems += mark == 'WRONG'
+        print(f'{mark:6}{name:11} {" ".join(text.split())}', flush=True)
+    for warning in dict.fromkeys(flight.warnings[:5]):
+        print(f'{"note":6}{"":11} {warning}')
+    verdict = f'would not train on {flight.topology.name}' if problems else f'nothing here keeps it from {flight.topology.name}'
+    print(f'\n{problems} problem{"s" * (problems != 1)}: {verdict}')
+    return 1 if problems else 0
+
+
+def _prepare(argv: Sequence[str]) -> Flight:
+    argv = flags.with_underscores(argv)
+    own = [argument for argument in argv if argument.partition('=')[0] == TOPOLOGY_FLAG]
+    topology = parse_topology(own[-1].partition('=')[2] if own else DEFAULT_TOPOLOGY)
+    rest = [argument for argument in argv if argument not in own]
+    if '--help' in rest:
+        print(f'{TOPOLOGY_FLAG} NAME: the TPU that is meant [{DEFAULT_TOPOLOGY}]; all others as of python -m trainer.task:\n')
+    with tempfile.TemporaryDirectory() as folder:  # nothing is written to the folder of the run
+        config = flags.parse([*rest, '--distribution_strategy=one_device', f'--job_dir={folder}'])
+        if not config.data.train_data_paths:
+            raise UsageError('--train_data_paths: missing; what is fed to the TPU is looked at')
+        from trainer.experiment import Experiment
+
+        return Flight(argv, topology, run=Experiment(config, cluster.read_cluster({}, config.cluster), {}))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
