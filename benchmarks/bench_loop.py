@@ -12,6 +12,7 @@ tracing, choosing steps per call). CPU is user and system time of the process in
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -108,6 +109,7 @@ def run_estimator(data: str, batch_size: int, window: Window, output: str, last:
     import tensorflow as tf
 
     from trainer import compat
+    from trainer.config import ModelConfig, OptimizerConfig
     from trainer.models import mlp
 
     estimator_api = compat.estimator
@@ -123,7 +125,7 @@ def run_estimator(data: str, batch_size: int, window: Window, output: str, last:
             self._step += 1
             window.see(self._step)
 
-    params = {'hidden1': 128, 'hidden2': 32, 'dropout': 0.0, 'num_classes': 10, 'optimizer': 'sgd', 'learning_rate': 0.1}
+    params = {**dataclasses.asdict(ModelConfig()), **dataclasses.asdict(OptimizerConfig()), 'num_classes': 10}
     config = estimator_api.RunConfig(model_dir=output, save_checkpoints_steps=1000)
     estimator = estimator_api.Estimator(model_fn, params=params, config=config)
     input_fn = make_peer_input_fn(data, batch_size)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from trainer import compat, hooks, loop
+from trainer.config import ModelConfig, OptimizerConfig
 from trainer.summaries import SummaryParams
 
 
@@ -44,14 +46,9 @@ def make_blobs_input_fn(batch_size: int, *, count: int = 512, width: int = 16) -
 def make_params(**settings: Any) -> dict[str, Any]:
     """Returns the params of a small model; `settings` replace or add."""
     defaults = {
-        'hidden1': 8,
-        'hidden2': 6,
-        'dropout': 0.0,
+        **dataclasses.asdict(OptimizerConfig()),
+        **dataclasses.asdict(ModelConfig(hidden1=8, hidden2=6)),
         'num_classes': 3,
-        'optimizer': 'sgd',
-        'learning_rate': 0.1,
-        'momentum': 0.9,
-        'adam_beta1': 0.9,
         'vocabularies': {},
         'moments': {},
     }

@@ -47,7 +47,11 @@ def message_of(make_config, *args, **kwargs) -> str:
         (OptimizerConfig, {'learning_rate': float('nan')}, '--learning_rate=nan: expected a finite number'),
         (OptimizerConfig, {'learning_rate': float('inf')}, '--learning_rate=inf: expected a finite number'),
         (OptimizerConfig, {'momentum': 1.0}, '--momentum=1.0: expected at least 0 and less than 1'),
-        (OptimizerConfig, {'optimizer': 'adma'}, 'expected one of sgd, momentum, adagrad, adam, ftrl; did you mean adam?'),
+        (
+            OptimizerConfig,
+            {'optimizer': 'adma'},
+            'expected one of sgd, momentum, adagrad, adam, ftrl, lars; did you mean adam?',
+        ),
         (LoopConfig, {'max_steps': 0}, '--max_steps=0: expected at least 1'),
         (LoopConfig, {'steps_per_loop': -1}, '--steps_per_loop=-1: expected at least 0'),
         (LoopConfig, {'max_steps': True}, '--max_steps: expected a whole number, got True'),

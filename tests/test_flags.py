@@ -95,7 +95,7 @@ def test_true_by_default_is_turned_off() -> None:
         (['--debug', 'maybe'], "--debug: expected true or false, got 'maybe'"),
         (['--nodebug=1'], '--nodebug takes no value'),
         (['--batch_size=0'], '--batch_size=0: expected at least 1'),
-        (['--optimizer=adma'], 'expected one of sgd, momentum, adagrad, adam, ftrl; did you mean adam?'),
+        (['--optimizer=adma'], 'expected one of sgd, momentum, adagrad, adam, ftrl, lars; did you mean adam?'),
         (['--mode=train'], '--train_data_paths is needed by --mode=train: give files, globs or folders'),
     ],
 )

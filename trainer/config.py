@@ -138,6 +138,10 @@ class ModelConfig(Section):
     dropout: float = setting(
         0.0, 'hidden units left out at random in training (all but linear)', unit='of 1', at_least=0, below=1
     )
+    label_smoothing: float = setting(
+        0.0, 'of classifiers: in training, so much of each label is spread evenly over all classes', unit='of 1', at_least=0,
+        below=1,
+    )  # fmt: skip
     precision: str = setting(
         'float32',
         'in training convolutions are computed with these numbers (resnet50, dcgan); weights stay float32',
@@ -156,6 +160,8 @@ class ModelConfig(Section):
         super().__post_init__()
         if self.gan_size & (self.gan_size - 1):
             raise UsageError(f'--gan_size={self.gan_size}: expected a power of two, such as 64 or 128')
+        if self.label_smoothing and self.model == 'dcgan':
+            raise UsageError(f'--label_smoothing={self.label_smoothing}: --model=dcgan uses no labels; leave it out')
 
 
 # Which schedules read a setting; with another it would change nothing.
@@ -172,7 +178,7 @@ _SCHEDULES_OF = {
 class OptimizerConfig(Section):
     """Optimizer: how the weights move."""
 
-    optimizer: str = setting('sgd', 'the update rule', choices=('sgd', 'momentum', 'adagrad', 'adam', 'ftrl'))
+    optimizer: str = setting('sgd', 'the update rule', choices=('sgd', 'momentum', 'adagrad', 'adam', 'ftrl', 'lars'))
     learning_rate: float = setting(0.1, 'stated for the global batch', above=0)
     learning_rate_batch: int = setting(
         0, '--learning_rate is for a batch of this size, and grows in proportion to --batch_size; 0: it is taken as given',
@@ -194,8 +200,17 @@ class OptimizerConfig(Section):
         0.0, 'of polynomial and cosine: where they end, as a share of the learning rate', unit='of 1', at_least=0, at_most=1
     )
     decay_boundaries: str = setting('', 'of piecewise: steps, comma-separated, from which on --decay_rate applies once more')
-    momentum: float = setting(0.9, 'kept of the last update, for --optimizer=momentum', at_least=0, below=1)
+    momentum: float = setting(0.9, 'kept of the last update, for --optimizer=momentum and lars', at_least=0, below=1)
     adam_beta1: float = setting(0.9, 'kept of the mean gradient, for --optimizer=adam; 0.5 for dcgan', at_least=0, below=1)
+    lars_coefficient: float = setting(
+        0.001, 'of --optimizer=lars: a step as a share of the norm of the weights of a layer, before the learning rate', above=0
+    )
+    weight_decay: float = setting(
+        0.0, 'of weights, not of biases or normalisations: so much of them joins their gradient', at_least=0
+    )
+    clip_norm: float = setting(
+        0.0, 'gradients of the whole batch are scaled down to this norm over all weights; 0: never', at_least=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -206,6 +221,8 @@ class OptimizerConfig(Section):
                 raise UsageError(
                     f'--{field.name}={value} is for --learning_rate_schedule={" or ".join(schedules)}; it is {kind}'
                 )
+        if self.optimizer != 'lars' and self.lars_coefficient != OptimizerConfig.lars_coefficient:
+            raise UsageError(f'--lars_coefficient={self.lars_coefficient} is for --optimizer=lars; it is {self.optimizer}')
         if kind == 'exponential' and not self.decay_steps:
             raise UsageError(
                 '--learning_rate_schedule=exponential needs --decay_steps: in how many steps it falls by --decay_rate'

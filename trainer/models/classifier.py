@@ -43,6 +43,10 @@ def make_classifier_spec(
     labels = tf.reshape(labels, [-1])
     weights = features.get(WEIGHTS)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+    if mode == modes.TRAIN and params['label_smoothing']:
+        # Szegedy et al. 2016 (https://arxiv.org/abs/1512.00567, section 7). What is evaluated stays comparable.
+        even = tf.reduce_logsumexp(logits, axis=1) - tf.reduce_mean(logits, axis=1)
+        losses += params['label_smoothing'] * (even - losses)
     loss = (
         tf.reduce_mean(losses)
         if weights is None
