@@ -20,8 +20,9 @@ from trainer import gaussian_process, hptuning
 from trainer.gaussian_process import Array
 from trainer.hptuning import HyperparameterSpec, Parameter, Value
 
-# Trials before the first fit, and one more for each parameter.
-_FIRST_TRIALS = 2
+# Trials before the first fit, at least; else as many as there are parameters. A sweep has few trials, and from the first fit
+# on they are better than any even spread.
+_FIRST_TRIALS = 3
 # How far apart the codes of two choices are: near enough that what is learnt of one tells something of the others.
 _HOT = 0.5
 _MEASURED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -125,7 +126,7 @@ class GaussianProcessSampler(_JointSampler):
         measured = [other for other in others if other.state in _MEASURED and other.params.keys() == self._space.keys()]
         pending = [other for other in others if not other.state.is_finished() and other.params.keys() == self._space.keys()]
         values = _read_values(measured, study.direction)
-        if len(measured) < _FIRST_TRIALS + len(axes) or not np.isfinite(values).any():
+        if len(measured) < max(_FIRST_TRIALS, len(axes)) or not np.isfinite(values).any():
             units = _spread(trial.number, len(axes), self._seed)
             return {name: axis.pick(float(unit)) for name, axis, unit in zip(self._space, axes, units)}
         values = np.where(np.isfinite(values), values, values[np.isfinite(values)].max())
