@@ -279,6 +279,19 @@ for step in range(1, 6):
     assert len({trial['finalMetric']['trainingStep'] for trial in results['trials']}) == 1
 
 
+def test_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
+    def fail(self):
+        raise study.StorageError('An exception is raised during the commit.') from OSError('database or disk is full')
+
+    fake = FakeSweep(tmp_path, '')
+    monkeypatch.setattr(study.Study, 'add_trial', fail)
+    assert sweep.main([f'--config={tmp_path}/hptuning.yaml', f'--output_path={fake.output}']) == 1
+    assert capsys.readouterr().err == (
+        f'trainer.sweep: error: {fake.output}/sweep.sqlite3: cannot be read or written any more (database or disk is full); '
+        'what it has is kept: mend that and run the same command again\n'
+    )
+
+
 def test_two_sweeps_do_not_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, '_LOCK_SECS', 0.1)
     with sweep._locked(str(tmp_path)):

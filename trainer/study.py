@@ -34,6 +34,8 @@ _OPTUNA_STATES = {ours: theirs for theirs, ours in _STATES.items()}
 _NAME = 'sweep'
 _SPEC = 'spec'
 _ID, _JOB = 'id', 'job'
+StorageError = optuna.exceptions.StorageInternalError
+"""The file cannot be read or written any more."""
 # Of a sweep, these may be other ones when it goes on.
 _MAY_CHANGE = ('max_trials', 'max_parallel_trials', 'max_failed_trials', 'early_stopping', 'algorithm', 'resume_job')
 # Trials that have to have ended before the median of them says anything.

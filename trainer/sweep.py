@@ -56,12 +56,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             return Sweep(job, options).run()
     except (UsageError, DataError) as error:
         return _report(error, error.exit_code)
+    except study.StorageError as error:
+        reason = f'{storage.join(options.sweep_dir, _FILE)}: cannot be read or written any more ({error.__cause__ or error})'
+        return _report(DataError(f'{reason}; what it has is kept: mend that and run the same command again'), 1)
     except OSError as error:  # no process to be had, or no room
         return _report(error, 1)
 
 
 def _report(error: Exception, exit_code: int) -> int:
-    print('trainer.sweep: error:', error, file=sys.stderr)
+    print('trainer.sweep: error:', ' '.join(str(error).split()), file=sys.stderr)
     return exit_code
 
 

@@ -64,11 +64,9 @@ class Display:
 
     def show(self, trials: Sequence[Trial]) -> None:
         """Brings the table, or the lines, to the present."""
-        if trials == self._shown:
-            return
-        if self._live:
+        if self._live:  # seconds go on
             self._live.update(make_table(self._spec, trials, rows=_ROWS), refresh=True)
-        else:
+        elif trials != self._shown:
             known = {trial.id: trial for trial in self._shown}
             for trial in trials:
                 if trial.id not in known:
