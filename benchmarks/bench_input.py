@@ -14,6 +14,8 @@ The pipelines:
 All but lab_float32 give the same: [batch, 784] uint8 and [batch] int64, shuffled. A fetch runs the batch's operations and
 copies nothing to Python.
 
+`bench_input.py images` measures pictures: `bench_images.py`.
+
 Run: python benchmarks/bench_input.py [--rounds 5] [--secs 3] [--save benchmarks/results/input_....md]
 """
 
@@ -163,6 +165,11 @@ def main() -> None:
     parser.add_argument('--save', default='', help='also write the report to this file')
     for internal in ('--child', '--folder', '--batch'):
         parser.add_argument(internal, help=argparse.SUPPRESS)
+    if sys.argv[1:2] == ['images']:
+        from benchmarks import bench_images
+
+        bench_images.main(sys.argv[2:])
+        return
     flags = parser.parse_args()
     if flags.child:
         print(json.dumps(measure(flags.child, flags.folder, batch_size=int(flags.batch), secs=flags.secs)))
