@@ -276,8 +276,8 @@ def main(argv: Sequence[str]) -> None:
     print(
         f'{describe_machine()}; load {os.getloadavg()[0]:.1f} at the end. {flags.pictures:,} pictures of {num_bytes / 1e3:.0f} '
         f'kB; {flags.rounds} rounds, interleaved: medians, and of ratios also the least and the greatest of a round. Each run '
-        f'is a process of its own, {flags.secs:g} s after {flags.secs / 2:g} s of warming up; CPU is user + system of the whole '
-        'process.',
+        f'is a process of its own, {flags.secs:g} s after {flags.secs / 2:g} s of warming up; CPU is user + system of the '
+        'whole process.',
         '',
         sep='\n',
         file=report,

@@ -212,3 +212,11 @@ def test_tuned_parameters_are_flags_that_take_their_bounds() -> None:
 
 def test_modules_are_found() -> None:
     assert {module.name for module in pkgutil.iter_modules(trainer.__path__)} >= {'config', 'flags', 'models', 'task'}
+
+
+@pytest.mark.parametrize('script', ['convert_mnist', 'convert_autompg', 'submit_vertex', 'submit_ai_platform'])
+def test_script_without_what_it_needs_says_so_in_one_line(script: str) -> None:
+    command = [sys.executable, '-S', str(REPOSITORY / 'scripts' / script)]  # -S: no packages
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(r"No module named '\w+' for .*: python -m pip install -e \. installs what is needed\n", done.stderr)

@@ -77,7 +77,6 @@ def cloud(tmp_path):
         stack.callback(service.shutdown)
         environ = {
             **os.environ,
-            'PYTHON': sys.executable,
             'CLOUDSDK_CONFIG': str(tmp_path / 'gcloud'),
             'CLOUDSDK_CORE_DISABLE_PROMPTS': '1',
             'CLOUDSDK_CORE_DISABLE_USAGE_REPORTING': 'true',
@@ -92,7 +91,7 @@ def cloud(tmp_path):
         def submit(script, job, *flags):
             (tmp_path / 'config.yaml').write_text(yaml.safe_dump({'trainingInput': job, 'labels': {'team': 'a'}}))
             common = [f'--config={tmp_path}/config.yaml', '--name=digits_1', '--staging_bucket=gs://bucket-a/staging']
-            command = [f'{REPOSITORY}/scripts/{script}', *common, '--job_dir=gs://bucket-a/out', *flags]
+            command = [sys.executable, f'{REPOSITORY}/scripts/{script}', *common, '--job_dir=gs://bucket-a/out', *flags]
             done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
             return done.returncode, done.stdout, done.stderr
 
