@@ -1,8 +1,7 @@
 """`python -m trainer.doctor [flags as for a run]`: says whether a run with these flags would start, and if not, why.
 
-Each check is a function of the examination that returns what it found in a few words, or raises UsageError or DataError with
-the problem and its remedy. A check that needs what an earlier one could not establish is passed over. Nothing is trained; the
-output folder is made and a file written to it and removed.
+Each check is a function of the examination (`checks.py`). Nothing is trained; the output folder is made and a file written to
+it and removed.
 
 Exit code: 0 when a run would start, 1 when it would not.
 """
@@ -20,7 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
-from trainer import cluster, flags, storage, tuning
+from trainer import checks, cluster, flags, storage, tuning
+from trainer.checks import NotKnown, Subject
 from trainer.config import ClusterConfig, Config
 from trainer.errors import DataError, UsageError
 
@@ -34,12 +34,8 @@ NVIDIA_DRIVER = '/proc/driver/nvidia/version'
 _PACKAGES = ('tensorflow', 'tensorflow-cpu', 'tensorflow-estimator', 'tf-keras', 'keras', 'numpy', 'protobuf', 'tensorboard')
 
 
-class NotKnown(Exception):
-    """The check needs something that an earlier check did not find."""
-
-
 @dataclasses.dataclass
-class Examination:
+class Examination(Subject):
     """What is being looked at, and what earlier checks have established; None: not established."""
 
     argv: Sequence[str]
@@ -51,17 +47,6 @@ class Examination:
     output_dir: Optional[str] = None
     input_fns: dict[str, Any] = dataclasses.field(default_factory=dict)
     variables: Optional[dict[str, list[int]]] = None
-
-    def need(self, name: str) -> Any:
-        """Returns what an earlier check established.
-
-        Raises:
-          NotKnown: it did not.
-        """
-        value = getattr(self, name)
-        if value is None:
-            raise NotKnown(name)
-        return value
 
 
 def check_versions(exam: Examination) -> str:
@@ -242,19 +227,7 @@ def main(argv: Optional[Sequence[str]] = None, environ: Mapping[str, str] = os.e
 
     set_up_logs(debug=False, level=logging.WARNING)
     exam = Examination(sys.argv[1:] if argv is None else argv, environ)
-    problems = 0
-    for name, check in CHECKS.items():
-        try:
-            mark, text = 'ok', check(exam)
-        except NotKnown as missing:
-            mark, text = '-', f'not looked at: no {missing}'
-        except (UsageError, DataError) as error:
-            mark, text = 'WRONG', str(error)
-        except Exception as error:
-            # A model_fn may raise anything; the doctor's word on the other checks is wanted all the same.
-            mark, text = 'WRONG', f'{type(error).__name__}: {error}'
-        problems += mark == 'WRONG'
-        print(f'{mark:6}{name:16} {" ".join(text.split())}', flush=True)
+    problems = checks.run(CHECKS, exam)
     print(f'\n{problems} problem{"s" * (problems != 1)}: ' + ('a run would not start' if problems else 'a run would start'))
     return 1 if problems else 0
 

@@ -24,11 +24,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Optional
+from typing import Optional
 
-from trainer import flags, storage
+from trainer import flags, storage, tool_flags
 from trainer.cluster import CHIEF, EVALUATOR, PS, WORKER, output_flag
-from trainer.errors import DataError, UsageError, did_you_mean
+from trainer.errors import DataError, UsageError
 from trainer.guard import Guard
 from trainer.supervisor import Supervisor, Task
 
@@ -81,17 +81,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         UsageError: a flag of either is wrong.
         SystemExit: `--help` was asked for and has been printed.
     """
-    end = argv.index('--') if '--' in argv else len(argv)
-    task_flags = list(argv[end + 1 :])
-    try:
-        options, unknown = _make_parser().parse_known_args(flags.with_underscores(argv[:end]))
-    except argparse.ArgumentError as error:
-        raise UsageError(f'{error.argument_name}: {error.message}') from None
-    if unknown:
-        name = unknown[0].partition('=')[0]
-        if name[2:] in flags.flag_names():
-            raise UsageError(f'{name} is a flag of the trainer; they come after --')
-        raise UsageError(f'unknown flag {name}{did_you_mean(name, [f"--{known}" for known in vars(options)])}')
+    options, task_flags = _make_parser().parse(argv)
     if options.chief != 1:
         raise UsageError(f'--chief={options.chief}: expected 1, a job has one chief; add --workers')
     if options.evaluator > 1:
@@ -108,21 +98,12 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, task_flags
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with errors raised, not printed under a page of usage."""
-
-    def error(self, message: str) -> NoReturn:  # before Python 3.12, some errors come here in spite of exit_on_error
-        raise UsageError(message)
-
-
-def _make_parser() -> _Parser:
-    parser = _Parser(
+def _make_parser() -> tool_flags.Parser:
+    parser = tool_flags.Parser(
         prog='python -m trainer.launch',
         usage='%(prog)s [flags] -- FLAGS_OF_THE_TRAINER',
         description='Runs a cluster of processes on this machine: chief, workers, parameter servers, evaluator.',
         epilog='What stands after -- goes to every task; python -m trainer.task --help lists it.',
-        allow_abbrev=False,
-        exit_on_error=False,
     )
     parser.add_argument('--chief', metavar='N', type=_parse_count, default=1, help='chiefs, always 1')
     parser.add_argument('--workers', metavar='N', type=_parse_count, default=0, help='workers beside the chief [%(default)s]')
@@ -161,7 +142,7 @@ def _has_module(name: str) -> bool:
 
 def find_log_dir(task_flags: Sequence[str]) -> str:
     """The folder for logs that the tasks' flags suggest: `logs` in their output folder if it is local, else a temporary one."""
-    parser = _Parser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser = tool_flags.Parser(add_help=False)
     for name in ('--job_dir', '--output_path'):
         parser.add_argument(name, default='')
     values, _ = parser.parse_known_args(flags.with_underscores(task_flags))

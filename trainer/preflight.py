@@ -22,7 +22,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, Optional
 
-from trainer import cluster, flags, storage
+from trainer import checks, cluster, flags, storage
+from trainer.checks import Subject
 from trainer.errors import DataError, UsageError
 
 _TOPOLOGY = re.compile(r'v([23])-(\d+)')
@@ -54,10 +55,6 @@ _REMEDIES = {
 _VARIABLE_SHAPES = ('Where', 'Unique', 'UniqueV2', 'NonMaxSuppressionV2', 'NonMaxSuppressionV3')
 
 
-class NotKnown(Exception):
-    """The check needs something that an earlier check did not find."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Topology:
     """The TPU that is meant."""
@@ -72,7 +69,7 @@ class Topology:
 
 
 @dataclasses.dataclass
-class Flight:
+class Flight(Subject):
     """What is being looked at, and what earlier checks have established; None: not established."""
 
     argv: Sequence[str]
@@ -85,17 +82,6 @@ class Flight:
     operations: Any = None
     """Those that are on the device."""
     warnings: list[str] = dataclasses.field(default_factory=list)
-
-    def need(self, name: str) -> Any:
-        """Returns what an earlier check established.
-
-        Raises:
-          NotKnown: it did not.
-        """
-        value = getattr(self, name)
-        if value is None:
-            raise NotKnown(name)
-        return value
 
 
 def check_batch(flight: Flight) -> str:
@@ -403,19 +389,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except (UsageError, DataError) as error:
         print('trainer.preflight: error:', ' '.join(str(error).split()), file=sys.stderr)
         return error.exit_code
-    problems = 0
-    for name, check in CHECKS.items():
-        try:
-            mark, text = 'ok', check(flight)
-        except NotKnown as missing:
-            mark, text = '-', f'not looked at: no {missing}'
-        except (UsageError, DataError) as error:
-            mark, text = 'WRONG', str(error)
-        except Exception as error:
-            # A model_fn may raise anything; what the other checks say is wanted all the same.
-            mark, text = 'WRONG', f'{type(error).__name__}: {error}'[:400]
-        problems += mark == 'WRONG'
-        print(f'{mark:6}{name:11} {" ".join(text.split())}', flush=True)
+    problems = checks.run(CHECKS, flight)
     for warning in dict.fromkeys(flight.warnings[:5]):
         print(f'{"note":6}{"":11} {warning}')
     verdict = f'would not train on {flight.topology.name}' if problems else f'nothing here keeps it from {flight.topology.name}'

@@ -22,12 +22,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 import yaml
 
-from trainer import flags, jobs, sdist, storage, training_input
-from trainer.errors import DataError, UsageError, did_you_mean
+from trainer import jobs, sdist, storage, tool_flags, training_input
+from trainer.errors import DataError, UsageError
 from trainer.training_input import TrainingInput
 
 AI_PLATFORM, VERTEX = SERVICES = ('ai_platform', 'vertex')
@@ -54,13 +54,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return error.exit_code
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with errors raised, not printed under a page of usage."""
-
-    def error(self, message: str) -> NoReturn:  # before Python 3.12, some errors come here in spite of exit_on_error
-        raise UsageError(message)
-
-
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The settings, and the flags behind `--` for the trainer.
 
@@ -68,14 +61,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         UsageError: a setting is wrong.
         SystemExit: `--help` was asked for and has been printed.
     """
-    end = argv.index('--') if '--' in argv else len(argv)
-    parser = _Parser(
+    parser = tool_flags.Parser(
         prog='python -m trainer.submit',
         usage='%(prog)s --service SERVICE --name NAME --staging_bucket gs://BUCKET [flags] [-- FLAGS_OF_THE_TRAINER]',
         description='Sends a training job, or a tuning job where the file tunes something, to a service.',
         epilog="What stands after -- takes the place of the file's args. AI Platform's training ended in January 2025.",
-        allow_abbrev=False,
-        exit_on_error=False,
     )
     parser.add_argument('--service', choices=SERVICES, default=VERTEX, help='%(choices)s [%(default)s]')
     parser.add_argument('--name', default='', help='of the job')
@@ -85,15 +75,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument('--job_dir', metavar='gs://...', default='', help="folder for the results [the file's jobDir]")
     parser.add_argument('--project', default='', help="Google Cloud project [gcloud's]")
     parser.add_argument('--dry_run', action='store_true', help='print the request and send nothing')
-    try:
-        options, unknown = parser.parse_known_args(flags.with_underscores(argv[:end]))
-    except argparse.ArgumentError as error:
-        raise UsageError(f'{error.argument_name}: {error.message}') from None
-    if unknown:
-        name = unknown[0].partition('=')[0]
-        if name[2:] in flags.flag_names():
-            raise UsageError(f'{name} is a flag of the trainer; they come after --')
-        raise UsageError(f'unknown flag {name}{did_you_mean(name, [f"--{known}" for known in vars(options)])}')
+    options, args = parser.parse(argv)
     if not options.name:
         raise UsageError('--name: missing; expected the name of the job, such as digits_1')
     if not _NAME[options.service].fullmatch(options.name):
@@ -102,7 +84,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         raise UsageError(f'--region={options.region}: expected one such as us-central1')
     if options.job_dir:
         training_input.check_gs_path(options.job_dir, '--job_dir')
-    return options, list(argv[end + 1 :])
+    return options, args
 
 
 def submit(job: TrainingInput, options: argparse.Namespace) -> int:

@@ -22,10 +22,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import NoReturn, Optional
+from typing import Optional
 
-from trainer import flags, machines, storage, training_input
-from trainer.errors import DataError, UsageError, did_you_mean
+from trainer import machines, storage, tool_flags, training_input
+from trainer.errors import DataError, UsageError
 from trainer.guard import SAVE_SECS, Guard
 from trainer.training_input import EVALUATOR, PARAMETER_SERVER, WORKER, TrainingInput
 
@@ -68,13 +68,6 @@ def _report(error: Exception, exit_code: int) -> int:
     return exit_code
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with errors raised, not printed under a page of usage."""
-
-    def error(self, message: str) -> NoReturn:  # before Python 3.12, some errors come here in spite of exit_on_error
-        raise UsageError(message)
-
-
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The sweep's settings, and the flags behind `--` for every trial.
 
@@ -82,14 +75,11 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         UsageError: a flag of the sweep is wrong.
         SystemExit: `--help` was asked for and has been printed.
     """
-    end = argv.index('--') if '--' in argv else len(argv)
-    parser = _Parser(
+    parser = tool_flags.Parser(
         prog='python -m trainer.sweep',
         usage='%(prog)s --config hptuning.yaml --output_path DIR [flags] [-- FLAGS_OF_THE_TRAINER]',
         description='Tunes hyperparameters on this machine, as hptuning.yaml says.',
         epilog="What stands after -- goes to every trial, in place of the file's args; python -m trainer.task --help lists it.",
-        allow_abbrev=False,
-        exit_on_error=False,
     )
     parser.add_argument('--config', metavar='FILE', default='hptuning.yaml', help='what to tune [%(default)s]')
     parser.add_argument('--output_path', metavar='DIR', default='', help='each trial has a folder in it; local or gs://')
@@ -97,15 +87,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         '--sweep_dir', metavar='DIR', default='', help='local folder of logs and of what is known [that of --output_path]'
     )
     parser.add_argument('--seed', metavar='N', type=int, default=1, help='of the search [%(default)s]')
-    try:
-        options, unknown = parser.parse_known_args(flags.with_underscores(argv[:end]))
-    except argparse.ArgumentError as error:
-        raise UsageError(f'{error.argument_name}: {error.message}') from None
-    if unknown:
-        name = unknown[0].partition('=')[0]
-        if name[2:] in flags.flag_names():
-            raise UsageError(f'{name} is a flag of the trainer; they come after --')
-        raise UsageError(f'unknown flag {name}{did_you_mean(name, [f"--{known}" for known in vars(options)])}')
+    options, args = parser.parse(argv)
     if not options.output_path:
         raise UsageError('--output_path: missing; expected the folder for the trials, as in --output_path=sweep')
     if not options.sweep_dir:
@@ -118,7 +100,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         raise UsageError(f'--sweep_dir={options.sweep_dir}: expected a local folder')
     if options.seed < 0:
         raise UsageError(f'--seed={options.seed}: expected 0 or more')
-    return options, list(argv[end + 1 :])
+    return options, args
 
 
 def load(path: str, args: Sequence[str]) -> TrainingInput:
