@@ -119,7 +119,7 @@ def test_what_is_well_passes(fly):
 
 
 def test_larger_topology(fly):
-    code, lines = fly('--model=mlp', '--batch_size=1024', '--eval_batch_size=32', '--tpu-topology=v3-32')
+    code, lines = fly('--model=mlp', '--batch_size=1024', '--eval_batch_size=32', '--tpu-topology', 'v3-32')
     assert code == 0
     assert lines['batch'][1] == '1024 = 4 x 8 cores x 32'
     assert lines['input'][1].endswith('0.20 MB a step to each of 4 hosts')

@@ -15,57 +15,21 @@ import contextlib
 import dataclasses
 import logging
 import os
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
-from trainer import checks, cluster, flags, storage
+from trainer import checks, cluster, flags, storage, tool_flags, tpu_graph
 from trainer.checks import Subject
 from trainer.errors import DataError, UsageError
 
-_TOPOLOGY = re.compile(r'v([23])-(\d+)')
-_CORES_PER_HOST = 8  # of v2 and v3
-TOPOLOGY_FLAG = '--tpu_topology'
 DEFAULT_TOPOLOGY = 'v3-8'
 # Examples of the step that XLA compiles here: what it compiles does not depend on their number, how long it runs does.
 _XLA_EXAMPLES = 4
 # What a TPU takes from the host (https://cloud.google.com/tpu/docs/tensorflow-ops; uint8 is made a number there).
 _DEVICE_TYPES = ('float32', 'bfloat16', 'int32', 'int64', 'uint8', 'uint32', 'bool')
-# Of the TPU's own, and of control flow as it was before version 2, which TPUEstimator builds with.
-_TPU_OPS = frozenset(
-    (
-        *('CrossReplicaSum', 'CollectivePermute', 'AllToAll', 'InfeedDequeue', 'InfeedDequeueTuple', 'OutfeedEnqueue'),
-        *('OutfeedEnqueueTuple', 'TPUReplicateMetadata', 'TPUReplicatedInput', 'TPUReplicatedOutput', 'TPUCompilationResult'),
-        *('Enter', 'Exit', 'LoopCond', 'Merge', 'NextIteration', 'Switch', 'RefSwitch', 'RefMerge', 'ControlTrigger'),
-        *('NoOp', 'Const', 'Placeholder', 'PlaceholderWithDefault', 'Assert'),
-    )
-)
-_REMEDIES = {
-    'PyFunc': 'tf.py_function runs on the host: do it in the dataset',
-    'EagerPyFunc': 'tf.py_function runs on the host: do it in the dataset',
-    'DecodeJpeg': 'decode in the dataset',
-    'DecodeRaw': 'decode in the dataset',
-    'AsString': 'a TPU has no strings; keep them on the host',
-    'Print': 'tf.print in a model_fn: send the value through host_call',
-    'PrintV2': 'tf.print in a model_fn: send the value through host_call',
-}
-_VARIABLE_SHAPES = ('Where', 'Unique', 'UniqueV2', 'NonMaxSuppressionV2', 'NonMaxSuppressionV3')
-
-
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    """The TPU that is meant."""
-
-    name: str
-    cores: int
-
-    @property
-    def hosts(self) -> int:
-        """Machines that feed it."""
-        return max(1, self.cores // _CORES_PER_HOST)
 
 
 @dataclasses.dataclass
@@ -73,7 +37,7 @@ class Flight(Subject):
     """What is being looked at, and what earlier checks have established; None: not established."""
 
     argv: Sequence[str]
-    topology: Topology
+    topology: tpu_graph.Topology
     run: Any = None
     input_fn: Any = None
     core_batch: Optional[int] = None
@@ -144,40 +108,15 @@ def check_graph(flight: Flight) -> str:
     run, input_fn = flight.need('run'), flight.need('input_fn')
     flight.need('spec'), flight.need('core_batch')
     started = time.monotonic()
-    graph = build_tpu_graph(run, input_fn, flight.topology)
-    flight.operations = [op for op in graph.get_operations() if '_tpu_replicate' in op.node_def.attr]
-    flight.operations += _find_function_nodes(graph, flight.operations)
+    flight.operations = tpu_graph.find_operations(tpu_graph.build(run, input_fn, flight.topology))
     return f'{len(flight.operations):,} operations on the device, built in {time.monotonic() - started:.0f} s'
 
 
 def check_operations(flight: Flight) -> str:
     """Every operation of the device program, those in branches and functions too."""
-    from tensorflow.python.util import pywrap_xla_ops
-
-    known = {*pywrap_xla_ops.get_cpu_kernel_names(), *_TPU_OPS}
-    kinds: dict[str, str] = {}
-    for op in flight.need('operations'):
-        kinds.setdefault(op.type, op.name)
-        for dtype in _find_types(op):
-            if dtype in ('int8', 'qint8'):
-                raise UsageError(f'{op.name} ({op.type}) computes in {dtype}; use int32 or bfloat16')
-            if dtype == 'float64':
-                flight.warnings.append(f'{op.name} ({op.type}) is float64, which a TPU computes slowly or not at all')
-    for kind, name in kinds.items():
-        if 'Summary' in kind:
-            raise UsageError(
-                f'{name}: tf.summary in the model_fn, which a TPU cannot write; collect it with trainer.summaries.Summaries, '
-                'whose host_call writes it'
-            )
-    unknown = {kind: name for kind, name in kinds.items() if kind not in known}
-    if unknown:
-        listed = ', '.join(f'{kind} ({name})' for kind, name in list(unknown.items())[:5])
-        remedies = [_REMEDIES[kind] for kind in unknown if kind in _REMEDIES]
-        raise UsageError(f'not for a TPU: {listed}' + (f': {remedies[0]}' if remedies else ''))
-    for kind in _VARIABLE_SHAPES:
-        if kind in kinds:
-            flight.warnings.append(f'{kinds[kind]} ({kind}) has a shape that depends on values; a TPU needs fixed ones')
-    return f'{len(kinds)} kinds, all known to XLA'
+    operations = flight.need('operations')
+    flight.warnings += tpu_graph.check_operations(operations)
+    return f'{len({op.type for op in operations})} kinds, all known to XLA'
 
 
 def check_host_call(flight: Flight) -> str:
@@ -246,105 +185,6 @@ CHECKS: dict[str, Callable[[Flight], str]] = {
 }
 
 
-class _Built(Exception):
-    """Ends TPUEstimator.train when the graph is whole, before anything is sent to a TPU."""
-
-
-def build_tpu_graph(run: Any, input_fn: Callable[..., Any], topology: Topology) -> Any:
-    """Returns the graph with which TPUEstimator would train.
-
-    Args:
-      run: the Experiment.
-      input_fn: gives the batches of a core.
-      topology: what TPUEstimator is told that it found.
-
-    Raises:
-      UsageError: TPUEstimator refuses the model.
-    """
-    import tensorflow as tf
-    from tensorflow.python.tpu import tpu_system_metadata
-    from tensorflow_estimator.python.estimator.tpu import tpu_context
-
-    from trainer import compat
-
-    tpu = compat.estimator.tpu
-    metadata = tpu_system_metadata.TPUSystemMetadata(
-        num_cores=topology.cores,
-        num_hosts=topology.hosts,
-        num_of_cores_per_host=topology.cores // topology.hosts,
-        topology=None,
-        devices=(),
-    )
-    graphs = []
-
-    class Keep(tf.compat.v1.train.SessionRunHook):
-        def begin(self) -> None:
-            graphs.append(tf.compat.v1.get_default_graph())
-            raise _Built
-
-    # Version 2 would hide the loop, and what is wrong in it, in functions.
-    tf.compat.v1.disable_control_flow_v2()
-    context: Any = tpu_context._InternalTPUContext
-    original = context._get_tpu_system_metadata
-    context._get_tpu_system_metadata = lambda self: metadata
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            config = tpu.RunConfig(
-                model_dir=folder,
-                tpu_config=tpu.TPUConfig(
-                    iterations_per_loop=100, per_host_input_for_training=tpu.InputPipelineConfig.PER_HOST_V2
-                ),
-            )
-            data = run.config.data
-            estimator = tpu.TPUEstimator(
-                model_fn=run.model_fn,
-                config=config,
-                params=run.make_params(),
-                use_tpu=True,
-                train_batch_size=data.batch_size,
-                eval_batch_size=data.eval_batch_size,
-                export_to_tpu=False,
-            )
-            estimator.train(input_fn, max_steps=1, hooks=[Keep()])
-    except _Built:
-        pass
-    except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-        raise UsageError(f'TPUEstimator refuses it: {" ".join(str(error).split())[:400]}') from error
-    finally:
-        context._get_tpu_system_metadata = original
-        tf.compat.v1.enable_control_flow_v2()
-    return graphs[0]
-
-
-def _find_function_nodes(graph: Any, operations: Iterable[Any]) -> list[Any]:
-    """The nodes of all functions that these operations call, and those call: branches, loops, tf.function."""
-    library = {function.signature.name: function for function in graph.as_graph_def().library.function}
-    found, waiting = [], [op.node_def for op in operations]
-    while waiting:
-        for value in waiting.pop().attr.values():
-            for name in (value.func.name, *(func.name for func in value.list.func)):
-                function = library.pop(name, None)
-                if function is not None:
-                    found += [_FunctionNode(name, node) for node in function.node_def]
-                    waiting += function.node_def
-    return found
-
-
-class _FunctionNode:
-    """A node of a function, as an operation of a graph looks."""
-
-    def __init__(self, function: str, node: Any) -> None:
-        self.name, self.type, self.node_def = f'{function}/{node.name}', node.op, node
-
-
-def _find_types(op: Any) -> set[str]:
-    import tensorflow as tf
-
-    values = [*op.node_def.attr.values()]
-    numbers = [value.type for value in values if value.type] + [number for value in values for number in value.list.type]
-    return {tf.dtypes.as_dtype(number).name for number in numbers}
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps what XLA logs from stderr: it obeys no level, and what goes wrong is raised."""
@@ -363,19 +203,6 @@ def _make_placeholders(spec: Any) -> Any:
     import tensorflow as tf
 
     return tf.nest.map_structure(lambda tensor: tf.compat.v1.placeholder(tensor.dtype, tensor.shape), spec)
-
-
-def parse_topology(name: str) -> Topology:
-    """The topology of a name such as 'v3-8', a generation and its cores.
-
-    Raises:
-      UsageError: there is no such one.
-    """
-    match = _TOPOLOGY.fullmatch(name)
-    cores = int(match.group(2)) if match else 0
-    if not cores or cores % _CORES_PER_HOST or cores & (cores - 1):
-        raise UsageError(f'{TOPOLOGY_FLAG}={name}: expected v2 or v3 and its cores, 8, 16, 32 up to 2048: v3-8, v2-32')
-    return Topology(name, cores)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -398,12 +225,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _prepare(argv: Sequence[str]) -> Flight:
-    argv = flags.with_underscores(argv)
-    own = [argument for argument in argv if argument.partition('=')[0] == TOPOLOGY_FLAG]
-    topology = parse_topology(own[-1].partition('=')[2] if own else DEFAULT_TOPOLOGY)
-    rest = [argument for argument in argv if argument not in own]
+    parser = tool_flags.Parser(add_help=False)
+    parser.add_argument(tpu_graph.TOPOLOGY_FLAG, default=DEFAULT_TOPOLOGY)
+    options, rest = parser.parse_known_args(flags.with_underscores(argv))
+    topology = tpu_graph.parse_topology(options.tpu_topology)
     if '--help' in rest:
-        print(f'{TOPOLOGY_FLAG} NAME: the TPU that is meant [{DEFAULT_TOPOLOGY}]; all others as of python -m trainer.task:\n')
+        print(f'{tpu_graph.TOPOLOGY_FLAG} NAME: the TPU that is meant [{DEFAULT_TOPOLOGY}]; all others as of trainer.task:\n')
     with tempfile.TemporaryDirectory() as folder:  # nothing is written to the folder of the run
         config = flags.parse([*rest, '--distribution_strategy=one_device', f'--job_dir={folder}'])
         if not config.data.train_data_paths:
