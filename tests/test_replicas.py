@@ -16,7 +16,7 @@ import json, sys
 import numpy as np
 import tensorflow as tf
 from tests import fakes
-from trainer import compat, loop, replicas, summaries
+from trainer import accumulation, averages, compat, loop, replicas, summaries
 from trainer.cluster import Cluster
 from trainer.config import DistributionConfig
 from trainer.distribute import make_distribution
@@ -29,7 +29,8 @@ distribution = make_distribution(settings, Cluster(), {})
 def train(folder, params, num_parts, decay):
     state = loop.LoopState()
     wrapping = {'state': state, 'distribution': distribution, 'is_chief': True, 'constants': {'constant': 3}}
-    model_fn = replicas.wrap_model_fn(mlp.model_fn, **wrapping)
+    model_fn = averages.wrap_model_fn(accumulation.wrap_model_fn(mlp.model_fn, num_parts), decay)
+    model_fn = replicas.wrap_model_fn(model_fn, **wrapping)
     seen = {'losses': [], 'steps': [], 'votes': []}
 
     class Recorder(tf.compat.v1.train.SessionRunHook):
@@ -93,9 +94,12 @@ def test_optimizers_move_the_weights_of_replicas_as_those_of_one(tmp_path, strat
     regularized = {'optimizer': 'momentum', 'clip_norm': 0.3, 'weight_decay': 0.01, 'label_smoothing': 0.1}
     runs = [
         (regularized, 1, 0),
-        ({**regularized, 'optimizer': 'lars', 'learning_rate': 2.0}, 1, 0),
+        ({**regularized, 'optimizer': 'lars', 'learning_rate': 2.0}, 1, 0.5),
     ]
-    expected, found = run(tmp_path / 'one', 'mirrored', 1, *runs), run(tmp_path / 'two', strategy, 2, *runs)
+    expected = run(tmp_path / 'one', 'mirrored', 1, *runs)
+    found = run(tmp_path / 'two', strategy, 2, *runs, (regularized, 2, 0))
+    # In two micro-batches each, the first again.
+    expected.append(expected[0])
     for one, two in zip(expected, found):
         assert two['losses'] == pytest.approx(one['losses'], rel=1e-5)
         assert set(two['weights']) == set(one['weights']) and len(one['weights']) >= 6

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 # Names the checkpoints of its folder; TensorFlow writes it after each.
 STATE_FILE = 'checkpoint'
+_EXPECTED = 'trainer/expected'
 
 
 def find_latest(directory: str) -> Optional[str]:
@@ -135,10 +136,16 @@ def wrap_model_fn(model_fn: Callable[..., Any], directory: str) -> Callable[...,
         spec = model_fn(features, labels, mode, params)
         path = find_latest(directory)
         if path:
-            check_fit(path, get_shapes())
+            check_fit(path, {**get_shapes(), **dict(tf.compat.v1.get_collection(_EXPECTED))})
         return spec
 
     return checked_model_fn
+
+
+def expect(variables: Mapping[str, Sequence[int]]) -> None:
+    """Has `wrap_model_fn` look for more than the graph's variables in the checkpoint: name to shape."""
+    for name_and_shape in variables.items():
+        tf.compat.v1.add_to_collection(_EXPECTED, name_and_shape)
 
 
 def get_shapes() -> dict[str, list[int]]:

@@ -211,6 +211,14 @@ class OptimizerConfig(Section):
     clip_norm: float = setting(
         0.0, 'gradients of the whole batch are scaled down to this norm over all weights; 0: never', at_least=0
     )
+    micro_batches: int = setting(
+        1, 'a replica works on its part of --batch_size in so many parts, one after the other, and adds up their gradients',
+        unit='parts', at_least=1,
+    )  # fmt: skip
+    ema_decay: float = setting(
+        0.0, 'evaluate and export averages of the weights, of which so much is kept in a step, such as 0.999; 0: the weights',
+        unit='of 1', at_least=0, below=1,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -425,9 +433,25 @@ class Config:
     def __post_init__(self) -> None:
         self._check_paths()
         self._check_evaluation()
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
         warmup_steps, max_steps = self.optimizer.warmup_steps, self.loop.max_steps
         if warmup_steps >= max_steps:
             raise UsageError(f'--warmup_steps={warmup_steps} never ends: --max_steps={max_steps}; expected fewer')
+        micro_batches, ema_decay = self.optimizer.micro_batches, self.optimizer.ema_decay
+        if micro_batches > 1 and self.model.model == 'dcgan':
+            raise UsageError(
+                f'--micro_batches={micro_batches}: --model=dcgan makes several updates of a step, each on its part of the '
+                'batch already (--n_disc); leave it out'
+            )
+        if ema_decay and self.model.model == 'dcgan':
+            raise UsageError(f'--ema_decay={ema_decay}: --model=dcgan averages its generator in any case; leave it out')
+        if ema_decay and self.distribution.sync_replicas:
+            raise UsageError(
+                f'--ema_decay={ema_decay}: with --sync_replicas each worker would move the averages for every update; expected '
+                '0, or another --distribution_strategy'
+            )
 
     def _check_paths(self) -> None:
         for name in PATHS_OF_MODE[self.run.mode]:

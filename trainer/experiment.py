@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 import trainer
-from trainer import checkpoints, compat, export, hooks, inputs, job_files, records, stopping, storage
+from trainer import accumulation, averages, checkpoints, compat, export, hooks, inputs, job_files, records, stopping, storage
 from trainer.cluster import EVALUATOR, Cluster, export_dir, output_dir, output_flag
 from trainer.config import TRAINING_MODES, Config
 from trainer.datasets import Dataset, get_dataset
@@ -46,7 +46,9 @@ class Experiment:
         self.cluster = cluster
         self.dataset = get_dataset(config.data)
         self.serving_dataset = get_serving_dataset(config.model.model, self.dataset)
-        self.model_fn = get_model(config.model.model)
+        # Updates are counted, and averaged after, once their gradients are complete.
+        model_fn = accumulation.wrap_model_fn(get_model(config.model.model), config.optimizer.micro_batches)
+        self.model_fn = averages.wrap_model_fn(model_fn, config.optimizer.ema_decay)
         self.output_dir = output_dir(config.run, cluster, environ)
         self.export_dir = export_dir(config.run, cluster, environ)
         if config.run.mode in TRAINING_MODES:

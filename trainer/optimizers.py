@@ -127,7 +127,8 @@ def make_optimizer(params: Mapping[str, Any], *, name: str = '', learning_rate: 
     """Returns the optimizer of `params`.
 
     Args:
-      params: of the model_fn; the settings of `OptimizerConfig`, 'schedule', 'use_tpu' and 'sync_replicas' are read.
+      params: of the model_fn; the settings of `OptimizerConfig`, 'schedule', 'use_tpu', 'sync_replicas' and 'accumulation'
+        are read.
       name: in place of `params['optimizer']`.
       learning_rate: a number or a [] float32 tensor; None computes that of the schedule.
     """
@@ -137,10 +138,15 @@ def make_optimizer(params: Mapping[str, Any], *, name: str = '', learning_rate: 
     optimizer.clip_norm = params['clip_norm']
     # Where the rule has a decay of its own it must not decay twice.
     optimizer.weight_decay = 0.0 if 'weight_decay' in arguments else params['weight_decay']
+    accumulation = params.get('accumulation')
     if params.get('sync_replicas'):
-        return params['sync_replicas'].wrap(optimizer)
-    # On a TPU each core has its own gradients; this averages them.
-    return tf.compat.v1.tpu.CrossShardOptimizer(optimizer) if params.get('use_tpu') else optimizer
+        # One that awaits other workers has to be used, and only the last part's is.
+        if accumulation is None or accumulation.is_last:
+            optimizer = params['sync_replicas'].wrap(optimizer)
+    elif params.get('use_tpu'):
+        # On a TPU each core has its own gradients; this averages them.
+        optimizer = tf.compat.v1.tpu.CrossShardOptimizer(optimizer)
+    return accumulation.wrap(optimizer) if accumulation else optimizer
 
 
 def make_train_op(loss: tf.Tensor, optimizer: Any, *, var_list: Any = None, global_step: Any = None) -> Any:

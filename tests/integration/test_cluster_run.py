@@ -135,10 +135,14 @@ ON_ALL = {'marks': pytest.mark.cluster}
         ([], {'distribution_strategy': 'central_storage', 'num_cpu_replicas': 2}, 'central_storage', 0),
         pytest.param(WORKERS, {'model': 'tests.fakes:make_keras_network'}, 'multi_worker_mirrored', 0, **ON_ALL),
         ([*WORKERS, '--evaluator=1'], {}, 'multi_worker_mirrored', 0),
-        (SERVERS, {}, 'parameter_server', 1),
+        (SERVERS, {'micro_batches': 2, 'ema_decay': 0.5}, 'parameter_server', 1),
         pytest.param([*SERVERS, '--evaluator=1'], {}, 'parameter_server', 1, **ON_ALL),
         pytest.param(
-            ['--workers=2', '--ps=1'], {'sync_replicas': True, 'replicas_to_aggregate': 2}, 'parameter_server', 1, **ON_ALL
+            ['--workers=2', '--ps=1'],
+            {'sync_replicas': True, 'replicas_to_aggregate': 2, 'micro_batches': 2, 'clip_norm': 5},
+            'parameter_server',
+            1,
+            **ON_ALL,
         ),
     ],
     ids=['mirrored', 'central_storage', 'multi_worker', 'multi_worker_evaluator', 'ps', 'ps_evaluator', 'sync_replicas'],
@@ -152,6 +156,16 @@ def test_strategy_trains_evaluates_exports_and_ends(digits, tmp_path, processes,
     assert final['accuracy'] > 0.6
 
 
+# All that an optimizer may have, as each has to hold for the gradient of the whole batch.
+OPTIMIZER = {
+    'optimizer': 'momentum',
+    'clip_norm': 0.5,
+    'weight_decay': 0.001,
+    'learning_rate_schedule': 'cosine',
+    'warmup_steps': 5,
+}
+
+
 @pytest.mark.parametrize(
     ('processes', 'settings'),
     [
@@ -161,12 +175,12 @@ def test_strategy_trains_evaluates_exports_and_ends(digits, tmp_path, processes,
     ids=['mirrored', 'multi_worker'],
 )
 def test_synchronous_replicas_give_the_losses_of_one_device(digits, tmp_path, processes, settings):
-    settings = {**settings, 'max_steps': 50, 'eval_steps': 0, 'summary_steps': 1}
+    settings = {**settings, **OPTIMIZER, 'max_steps': 50, 'eval_steps': 0, 'summary_steps': 1}
     one = tmp_path / 'one'
     code, text = run([], make_flags(digits, one, **{**settings, 'distribution_strategy': 'off', 'num_cpu_replicas': 0}), one)
     assert code == 0, text[-4000:]
     several = tmp_path / 'several'
-    code, text = run(processes, make_flags(digits, several, **settings), several)
+    code, text = run(processes, make_flags(digits, several, **settings, micro_batches=2, ema_decay=0.9), several)
     assert code == 0, text[-4000:]
     expected, losses = read_summary(one, 'loss'), read_summary(several, 'loss')
     assert sorted(losses) == list(range(1, 51))

@@ -21,6 +21,7 @@ from typing import Any, Optional
 import tensorflow as tf
 
 from trainer import compat
+from trainer.averages import is_averaged, move_averages
 from trainer.datasets import Dataset
 from trainer.errors import UsageError
 from trainer.features import Feature, Schema
@@ -40,7 +41,7 @@ _FIRST_SIDE = 4
 _COARSE_SIDE = 8
 _GRID_SIDE = 8
 _GENERATOR, _AVERAGE = 'generator', 'generator_average'
-# Kept of the average in a step; less at first, when the weights move far.
+# Kept of the average in a step.
 _AVERAGE_DECAY = 0.999
 
 
@@ -175,24 +176,8 @@ def _make_train_spec(images: tf.Tensor, mode: str, params: Mapping[str, Any]) ->
 
 def _average_generator() -> Any:
     """Returns the op that moves the average of the generator's weights, and of its batch statistics, towards them."""
-    step = tf.cast(tf.compat.v1.train.get_global_step().read_value(), tf.float32)
-    # The first average is the weights after the first step.
-    decay = tf.minimum(_AVERAGE_DECAY, (step - 1.0) / (step + 9.0))
-    updates = []
-    for variable in tf.compat.v1.global_variables(f'{_GENERATOR}/'):
-        if variable.trainable or variable.op.name.endswith(('/moving_mean', '/moving_variance')):
-            average = tf.compat.v1.get_variable(
-                variable.op.name.replace(_GENERATOR, _AVERAGE, 1),
-                variable.shape,
-                initializer=tf.compat.v1.zeros_initializer(),
-                trainable=False,
-                use_resource=True,
-                # Each replica writes its own: all have the same weights.
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.MEAN,
-            )
-            updates.append(average.assign_sub((average.read_value() - variable.read_value()) * (1.0 - decay)).op)
-    return tf.group(*updates)
+    variables = filter(is_averaged, tf.compat.v1.global_variables(f'{_GENERATOR}/'))
+    return move_averages(variables, _AVERAGE_DECAY, lambda name: name.replace(_GENERATOR, _AVERAGE, 1))
 
 
 def _discriminator_losses(real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Tensor:

@@ -35,7 +35,8 @@ def model_fn(
     if seed is not None:
         # Keras draws the seeds of its initializers from a generator of its own, which knows nothing of the graph's.
         compat.keras.utils.set_random_seed(seed)
-    model = make_model(params)
+    accumulation = params.get('accumulation')
+    model = accumulation.share(lambda: make_model(params)) if accumulation else make_model(params)
     inputs = get_inputs(features)
     network_input = next(iter(inputs.values())) if len(inputs) == 1 else inputs
     training = mode == compat.estimator.ModeKeys.TRAIN
