@@ -10,7 +10,10 @@ import tensorflow as tf
 
 from trainer import compat, hooks, loop
 from trainer.config import ModelConfig, OptimizerConfig
-from trainer.summaries import SummaryParams
+from trainer.models.classifier import make_classifier_spec
+from trainer.models.mlp import dense
+from trainer.normalization import batch_norm
+from trainer.summaries import Summaries, SummaryParams
 
 
 class FakeClock:
@@ -62,6 +65,15 @@ def make_keras_network(params: Any) -> Any:
     hidden = layers.Dense(8, activation='relu')(layers.Rescaling(1 / 255)(inputs))
     normalised = layers.BatchNormalization(momentum=0.5)(hidden)
     return compat.keras.Model(inputs, layers.Dense(params['num_classes'])(normalised))
+
+
+def normalized_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
+    """A classifier of [batch, width] uint8 with batch normalisation over all replicas."""
+    net = tf.cast(features['image'], tf.float32) / 255.0
+    net = dense(net, params['hidden1'], name='hidden1', stddev=0.05)
+    net = tf.nn.relu(batch_norm(net, is_training=mode == compat.estimator.ModeKeys.TRAIN, name='norm'))
+    logits = dense(net, params['num_classes'], name='logits', stddev=0.05)
+    return make_classifier_spec(logits, features, labels, mode, params, summaries=Summaries(params.get('summaries')))
 
 
 def train_looped(

@@ -166,21 +166,26 @@ OPTIMIZER = {
 }
 
 
+PARTS = {'micro_batches': 2, 'ema_decay': 0.9}
+
+
 @pytest.mark.parametrize(
-    ('processes', 'settings'),
+    ('processes', 'settings', 'only_several'),
     [
-        ([], {'distribution_strategy': 'mirrored', 'num_cpu_replicas': 2}),
-        (WORKERS, {'distribution_strategy': 'multi_worker_mirrored'}),
+        ([], {'distribution_strategy': 'mirrored', 'num_cpu_replicas': 2}, PARTS),
+        (WORKERS, {'distribution_strategy': 'multi_worker_mirrored'}, PARTS),
+        # Its statistics are those of the whole batch on all workers, but not on micro-batches.
+        (WORKERS, {'distribution_strategy': 'multi_worker_mirrored', 'model': 'tests.fakes:normalized_model_fn'}, {}),
     ],
-    ids=['mirrored', 'multi_worker'],
+    ids=['mirrored', 'multi_worker', 'multi_worker_batch_norm'],
 )
-def test_synchronous_replicas_give_the_losses_of_one_device(digits, tmp_path, processes, settings):
+def test_synchronous_replicas_give_the_losses_of_one_device(digits, tmp_path, processes, settings, only_several):
     settings = {**settings, **OPTIMIZER, 'max_steps': 50, 'eval_steps': 0, 'summary_steps': 1}
     one = tmp_path / 'one'
     code, text = run([], make_flags(digits, one, **{**settings, 'distribution_strategy': 'off', 'num_cpu_replicas': 0}), one)
     assert code == 0, text[-4000:]
     several = tmp_path / 'several'
-    code, text = run(processes, make_flags(digits, several, **settings, micro_batches=2, ema_decay=0.9), several)
+    code, text = run(processes, make_flags(digits, several, **settings, **only_several), several)
     assert code == 0, text[-4000:]
     expected, losses = read_summary(one, 'loss'), read_summary(several, 'loss')
     assert sorted(losses) == list(range(1, 51))
