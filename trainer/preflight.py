@@ -36,7 +36,6 @@ _DEVICE_TYPES = ('float32', 'bfloat16', 'int32', 'int64', 'uint8', 'uint32', 'bo
 class Flight(Subject):
     """What is being looked at, and what earlier checks have established; None: not established."""
 
-    argv: Sequence[str]
     topology: tpu_graph.Topology
     run: Any = None
     input_fn: Any = None
@@ -237,7 +236,7 @@ def _prepare(argv: Sequence[str]) -> Flight:
             raise UsageError('--train_data_paths: missing; what is fed to the TPU is looked at')
         from trainer.experiment import Experiment
 
-        return Flight(argv, topology, run=Experiment(config, cluster.read_cluster({}, config.cluster), {}))
+        return Flight(topology, run=Experiment(config, cluster.read_cluster({}, config.cluster), {}))
 
 
 if __name__ == '__main__':
