@@ -52,7 +52,7 @@ sweep.make_command = lambda job, params, **settings: ['fake_trial', *original(jo
 sys.exit(sweep.main(sys.argv[1:]))
 """
 SETTINGS = {'goal': 'MAXIMIZE', 'hyperparameterMetricTag': 'accuracy', 'maxTrials': 6, 'maxParallelTrials': 2}
-ARGS = ['--train_data_paths=train', '--eval_data_paths=eval']
+ARGS = [f'--train_data_paths={REPOSITORY}/*.md', f'--eval_data_paths={REPOSITORY}/README.md']  # any files
 PARAMS = [
     {'parameterName': 'learning_rate', 'type': 'DOUBLE', 'minValue': 0.001, 'maxValue': 0.5, 'scaleType': 'UNIT_LOG_SCALE'},
     {'parameterName': 'hidden1', 'type': 'INTEGER', 'minValue': 4, 'maxValue': 40},
@@ -181,6 +181,17 @@ def test_failed_trials_are_counted_and_say_why(tmp_path):
     code, _, err = fake.run()
     assert code == 1 and 'ended early: 2 trials have failed (maxFailedTrials)' in err
     assert len(fake.notes('starts')) == 3
+
+
+def test_first_trials_that_fail_in_the_same_way_end_the_sweep(tmp_path):
+    fake = FakeSweep(tmp_path, "sys.exit(f'no such file; {folder}/model.ckpt')", maxTrials=20, maxParallelTrials=1)
+    code, _, err = fake.run()
+    assert code == 1 and 'ended early: the first 3 trials have failed in the same way' in err
+    assert len(fake.notes('starts')) == 3
+    (tmp_path / 'b').mkdir()
+    fake = FakeSweep(tmp_path / 'b', 'sys.exit(f"failure {trial}")', maxTrials=8, maxParallelTrials=1)
+    assert fake.run()[0] == 1
+    assert len(fake.notes('starts')) == 4  # half of them
 
 
 def test_trial_without_the_metric_has_failed(tmp_path):
@@ -313,6 +324,11 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path, monkeypatch):
         (['--output_path=a', '--config=nowhere.yaml'], 'nowhere.yaml'),
         (['--output_path=a', '--', '--job-dir=b'], "the flags after --: leave out --job_dir; the sweep's own goes before --"),
         (['--output_path=a', '--', '--hiden1=5'], 'the flags after --: unknown flag --hiden1; did you mean --hidden1?'),
+        (
+            ['--output_path=a', '--', '--train_data_paths=nowhere/*', ARGS[1]],
+            '--train_data_paths=nowhere/*: no such file; this machine',
+        ),
+        (['--output_path=a'], '--train_data_paths: BUCKET is no name of a bucket in gs://BUCKET/mnist/train-*'),
         (['--output_path=a', '--', *ARGS, '--hidden1=5'], 'hidden1 is tuned, and args set --hidden1 too'),
     ],
 )

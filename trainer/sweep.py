@@ -36,6 +36,7 @@ except ImportError as missing:  # of the extra that the rest of the package does
     raise SystemExit(f"trainer.sweep: error: {missing}; install what sweeps need: pip install 'trainer[sweep]'") from missing
 
 _POLL_SECS = 0.3
+_ALIKE = 3  # trials, the first of a sweep, that fail in the same way before it is given up
 _LOCK_SECS = SAVE_SECS + 5  # in which the trials of a sweep that was killed have ended
 _FILE = 'sweep.sqlite3'
 
@@ -188,6 +189,8 @@ class Sweep:
         self._exit_code: Optional[int] = None
         """Of the sweep, once no trial is to start any more before its time."""
         self._why = ''
+        self._reasons: list[str] = []
+        """Why trials have failed, without the names of their folders."""
 
     def run(self) -> int:
         """Runs all trials that are left and returns the exit code."""
@@ -280,13 +283,17 @@ class Sweep:
             state = study.FAILED
             reason = process.read_last_line() if code else f'it reported no {self._spec.metric_tag}'
             self._display.say(f'trial {trial.id} ended with code {code}: {reason} ({process.log_path})')
+            self._reasons.append(reason.replace(storage.join(self._output_path, trial.id), ''))
         self._study.finish(trial.id, state)
         sweep_report.write_session_end(storage.join(self._output_path, trial.id), state)
         if state != study.FAILED:
             return
-        failed = sum(other.state == study.FAILED for other in self._study.trials)
+        states = [other.state for other in self._study.trials]
+        failed = states.count(study.FAILED)
         if code == UsageError.exit_code:
             self._stop(code, 'the flags are wrong, and no trial would run')
+        elif len(self._reasons) == failed == _ALIKE and len(set(self._reasons)) == 1 and study.SUCCEEDED not in states:
+            self._stop(1, f'the first {failed} trials have failed in the same way')
         elif failed >= self._max_failed:
             limit = 'maxFailedTrials' if self._spec.max_failed_trials else 'half of maxTrials'
             self._stop(1, f'{failed} trials have failed ({limit})')

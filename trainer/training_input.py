@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from trainer import flags, hptuning, machines, schema
+from trainer import flags, hptuning, machines, schema, storage
 from trainer.config import Config
 from trainer.errors import UsageError, did_you_mean
 from trainer.hptuning import HyperparameterSpec
@@ -244,7 +244,7 @@ def _check_args(job: TrainingInput) -> None:
         if flag in _names(job.args):
             raise UsageError(f'{job.args_place}: leave out {flag}; {remedy}')
     config = _parse(job, job.args, job.args_place)
-    if not job.has_image and not job.is_local:
+    if not job.has_image:
         _check_paths(job, config)
 
 
@@ -277,12 +277,15 @@ def _parse(job: TrainingInput, args: Sequence[str], place: str) -> Config:
 
 
 def _check_paths(job: TrainingInput, config: Config) -> None:
-    """The data must be where the service's machines reach them."""
+    """The data must be where the job's machines reach them."""
     paths = {name: getattr(config.data, name) for name in ('train_data_paths', 'eval_data_paths', 'predict_data_paths')}
     paths['warm_start_from'] = config.loop.warm_start_from
     for name, spec in paths.items():
         for path in filter(None, (entry.strip() for entry in spec.split(','))):
-            if not path.startswith('/gcs/'):  # where Vertex AI mounts buckets
+            if job.is_local and not storage.is_remote(path):
+                if not storage.glob(path):
+                    raise UsageError(f'{job.args_place}: --{name}={path}: no such file; this machine is where it is looked for')
+            elif not path.startswith('/gcs/'):  # where Vertex AI mounts buckets
                 check_gs_path(path, f'{job.args_place}: --{name}')
 
 
