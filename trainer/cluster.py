@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from trainer import storage
-from trainer.config import ClusterConfig, RunConfig, is_host_port
+from trainer.cluster_config import ClusterConfig, is_host_port
+from trainer.config import RunConfig
 from trainer.errors import UsageError, did_you_mean
 
 CHIEF, WORKER, PS, EVALUATOR = 'chief', 'worker', 'ps', 'evaluator'
