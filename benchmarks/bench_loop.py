@@ -82,11 +82,11 @@ def make_peer_input_fn(data: str, batch_size: int):
     """Returns the peers' input_fn: batches of ({'image': [batch, 784] uint8}, [batch] int64), read as PEER_INPUT says."""
     import tensorflow as tf
 
-    from trainer import inputs, storage
+    from trainer import data_files, inputs
     from trainer.config import DataConfig
     from trainer.datasets import get_dataset
 
-    files = storage.resolve_files(data, '--data')
+    files = data_files.resolve(data, '--data')
     if PEER_INPUT == 'ours':
         config = DataConfig(cache='memory')
         dataset = get_dataset('mnist')

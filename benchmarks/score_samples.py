@@ -82,10 +82,10 @@ def _read_digits(paths: str) -> tuple[np.ndarray, np.ndarray]:
     """[count, 784] uint8 and [count] int64."""
     import tensorflow as tf
 
-    from trainer import storage
+    from trainer import data_files
     from trainer.datasets import MNIST
 
-    files = storage.resolve_files(paths, '--eval_data_paths')
+    files = data_files.resolve(paths, '--eval_data_paths')
     batch = MNIST.schema.parse(tf.constant(list(tf.data.TFRecordDataset(files).as_numpy_iterator())))
     return batch['image'].numpy(), batch['label'].numpy()
 

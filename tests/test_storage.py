@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer import storage
+from trainer import data_files, storage
 from trainer.errors import DataError, UsageError
 
 
@@ -58,12 +58,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_files_globs_and_folders_are_resolved_in_order_and_once(folder: Path, spec: str, expected: list[str]) -> None:
-    assert storage.resolve_files(spec, '--train_data_paths') == expected
+    assert data_files.resolve(spec, '--train_data_paths') == expected
 
 
 def test_name_with_glob_characters_is_taken_as_it_is(folder: Path) -> None:
     (folder / 'a[1]').write_text('')
-    assert storage.resolve_files('data/a[1]', '--x') == ['data/a[1]']
+    assert data_files.resolve('data/a[1]', '--x') == ['data/a[1]']
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_name_with_glob_characters_is_taken_as_it_is(folder: Path) -> None:
     ],
 )
 def test_missing_files_are_named_with_what_the_folder_holds(folder: Path, spec: str, message: str) -> None:
-    assert message_of(storage.resolve_files, spec, '--x').startswith(message)
+    assert message_of(data_files.resolve, spec, '--x').startswith(message)
 
 
 @pytest.mark.parametrize('spec', ['', ' ', ',', ' , '])
 def test_empty_spec_is_a_usage_error(spec: str) -> None:
-    message = message_of(storage.resolve_files, spec, '--eval_data_paths', error=UsageError)
+    message = message_of(data_files.resolve, spec, '--eval_data_paths', error=UsageError)
     assert message == '--eval_data_paths is empty: give files, globs or folders'
 
 
@@ -141,9 +141,9 @@ def test_temporary_name_is_never_taken_for_data(tmp_path: Path) -> None:
     (tmp_path / 'shard-0').write_text('')
     with storage.atomic_path(str(tmp_path / 'shard-1')) as temporary:
         Path(temporary).write_text('half')
-        assert storage.resolve_files(f'{tmp_path}/*', '--x') == [str(tmp_path / 'shard-0')]
-        assert storage.resolve_files(str(tmp_path), '--x') == [str(tmp_path / 'shard-0')]
-    assert len(storage.resolve_files(str(tmp_path), '--x')) == 2
+        assert data_files.resolve(f'{tmp_path}/*', '--x') == [str(tmp_path / 'shard-0')]
+        assert data_files.resolve(str(tmp_path), '--x') == [str(tmp_path / 'shard-0')]
+    assert len(data_files.resolve(str(tmp_path), '--x')) == 2
 
 
 def test_errors_name_the_path_and_the_reason(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_remote_paths_go_through_tensorflow(remote: str, tmp_path: Path) -> None
     assert storage.size(path) == 6
     assert storage.list_dir(storage.join(remote, 'data')) == ['train-0']
     assert storage.is_dir(storage.join(remote, 'data'))
-    assert storage.resolve_files(f'{remote}/data/*,{path}', '--x') == [path]
+    assert data_files.resolve(f'{remote}/data/*,{path}', '--x') == [path]
     storage.copy(path, str(tmp_path / 'local'))
     assert (tmp_path / 'local').read_text() == 'remote'
     storage.copy(str(tmp_path / 'local'), storage.join(remote, 'data', 'train-1'))
@@ -293,4 +293,4 @@ def test_remote_tree_is_published_with_its_mark_last(remote: str, tmp_path: Path
 def test_remote_errors_name_the_path_and_the_reason(remote: str) -> None:
     path = storage.join(remote, 'nosuch')
     assert message_of(storage.read_bytes, path).startswith(f'{path}: cannot read: ')
-    assert message_of(storage.resolve_files, path, '--x').startswith(f'--x: there is no {path}; {remote} holds')
+    assert message_of(data_files.resolve, path, '--x').startswith(f'--x: there is no {path}; {remote} holds')

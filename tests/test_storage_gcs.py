@@ -17,7 +17,7 @@ import pytest
 
 from tests import gcs, shards
 from tests.gcs import CUT, LOST, Fault
-from trainer import inputs, records, storage
+from trainer import data_files, inputs, records, storage
 from trainer.config import DataConfig
 from trainer.datasets import MNIST
 from trainer.errors import DataError
@@ -74,8 +74,8 @@ def do_import() -> str:
 
 
 def do(name: str, *args: Any, **kwargs: Any) -> Any:
-    """A function of storage."""
-    return getattr(storage, name)(*args, **kwargs)
+    """A function of storage, or resolve of data_files."""
+    return getattr(data_files if name == 'resolve' else storage, name)(*args, **kwargs)
 
 
 def message_of(remote: gcs.Remote, *args: Any, **kwargs: Any) -> str:
@@ -103,9 +103,9 @@ def test_files_globs_and_folders_are_resolved(store: gcs.Store, remote: gcs.Remo
         'd/a[1]': ['d/a[1]'],
         '*/train_0': ['d/train_0'],
     }.items():
-        found = remote.call(do, 'resolve_files', f'{path}/{spec}', '--x')
+        found = remote.call(do, 'resolve', f'{path}/{spec}', '--x')
         assert [name.replace('//', '/').replace('gs:/', 'gs://') for name in found] == [f'{path}/{name}' for name in expected]
-    assert remote.call(do, 'resolve_files', f'{path}/d/train_1,{path}/d/train_*', '--x') == [
+    assert remote.call(do, 'resolve', f'{path}/d/train_1,{path}/d/train_*', '--x') == [
         f'{path}/d/train_0',
         f'{path}/d/train_1',
     ]
@@ -120,8 +120,8 @@ def test_missing_files_are_named_with_what_the_folder_holds(remote: gcs.Remote, 
         'nosuch/*': f'--x: no file matches {path}/nosuch/*; there is no folder {path}/nosuch; {path} holds data, empty',
         'empty': f'--x: no data files in the folder {path}/empty; {path}/empty holds sub',
     }.items():
-        assert message_of(remote, do, 'resolve_files', f'{path}/{spec}', '--x') == message
-    missing = message_of(remote, do, 'resolve_files', f'{path}-no/train-*', '--x')
+        assert message_of(remote, do, 'resolve', f'{path}/{spec}', '--x') == message
+    missing = message_of(remote, do, 'resolve', f'{path}-no/train-*', '--x')
     assert missing.startswith(f'{path}-no/train-*: cannot list: not found (HTTP 404'), missing
     assert f'bucket {bucket.name}-no, object train-*, account: ' in missing
 
@@ -129,7 +129,7 @@ def test_missing_files_are_named_with_what_the_folder_holds(remote: gcs.Remote, 
 def test_a_glob_asks_for_its_own_folder_only(store: gcs.Store, remote: gcs.Remote, bucket: Any) -> None:
     put(bucket, **{f'd/train-{index:02d}': '' for index in range(SHARDS)}, **{'d/other/x': '', 'd/sub/y': ''})
     store.reset()
-    assert len(remote.call(do, 'resolve_files', f'gs://{bucket.name}/d/train-*', '--x')) == SHARDS
+    assert len(remote.call(do, 'resolve', f'gs://{bucket.name}/d/train-*', '--x')) == SHARDS
     assert store.tally(bucket.name) == {
         'stat': 1,
         'list': 3,
@@ -165,8 +165,8 @@ def test_rights_on_objects_are_enough(store: gcs.Store, remote: gcs.Remote, buck
     with store.failing(Fault(403, kinds=['bucket'])):
         remote.call(do, 'probe_writable', f'{path}/output', '--job-dir')
         remote.call(do, 'probe_writable', path, '--job-dir')
-        assert remote.call(do, 'resolve_files', path, '--x') == [f'{path}/x']
-        assert remote.call(do, 'resolve_files', f'{path}/*', '--x') == [f'{path}/x']
+        assert remote.call(do, 'resolve', path, '--x') == [f'{path}/x']
+        assert remote.call(do, 'resolve', f'{path}/*', '--x') == [f'{path}/x']
         assert store.tally().get('bucket', 0) > 0, 'nothing asked for the bucket: the test tests nothing'
     assert names_in(bucket) == ['output/', 'x']
 
@@ -387,7 +387,7 @@ def do_read(spec: str, batches: int, **settings: Any) -> list[int]:
     """The numbers of the digits in that many batches of sixteen; None reads for an evaluation, to the end."""
     import tensorflow as tf
 
-    files = storage.resolve_files(spec, '--train_data_paths')
+    files = data_files.resolve(spec, '--train_data_paths')
     config = DataConfig(train_data_paths=spec, shuffle_buffer=64, **settings)
     input_fn = inputs.make_input_fn(
         files, MNIST, training=batches > 0, global_batch_size=16, seed=1, config=config, num_workers=1, worker_index=0

@@ -326,7 +326,7 @@ def test_two_sweeps_do_not_share_a_folder(tmp_path, monkeypatch):
         (['--output_path=a', '--', '--hiden1=5'], 'the flags after --: unknown flag --hiden1; did you mean --hidden1?'),
         (
             ['--output_path=a', '--', '--train_data_paths=nowhere/*', ARGS[1]],
-            '--train_data_paths=nowhere/*: no such file; this machine',
+            '--train_data_paths: no file matches nowhere/*; there is no folder nowhere',
         ),
         (['--output_path=a'], '--train_data_paths: BUCKET is no name of a bucket in gs://BUCKET/mnist/train-*'),
         (['--output_path=a', '--', *ARGS, '--hidden1=5'], 'hidden1 is tuned, and args set --hidden1 too'),

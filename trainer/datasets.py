@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from trainer import images, manifest, plugins, storage
+from trainer import data_files, images, manifest, plugins, storage
 from trainer.config import DataConfig
 from trainer.errors import DataError, UsageError
 from trainer.features import Feature, Schema
@@ -199,7 +199,7 @@ def _find_manifests(config: DataConfig) -> dict[str, dict[str, Any]]:
     folders: dict[str, None] = {}
     for flag in ('train_data_paths', 'eval_data_paths', 'predict_data_paths'):
         if getattr(config, flag).strip(', '):
-            files = storage.resolve_files(getattr(config, flag), f'--{flag}')
+            files = data_files.resolve(getattr(config, flag), f'--{flag}')
             folders.update(dict.fromkeys(storage.split(path)[0] for path in files))
     found = {folder: content for folder, content in ((folder, manifest.read(folder)) for folder in folders) if content}
     if found:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
-from trainer import checks, cluster, flags, storage, tuning
+from trainer import checks, cluster, data_files, flags, storage, tuning
 from trainer.checks import NotKnown, Subject
 from trainer.config import ClusterConfig, Config
 from trainer.errors import DataError, UsageError
@@ -240,7 +240,7 @@ def _check_data(exam: Examination, name: str, *, training: bool) -> str:
     if not paths:
         raise NotKnown(f'--{name}')
     input_fn = inputs.make_input_fn(
-        storage.resolve_files(paths, f'--{name}'),
+        data_files.resolve(paths, f'--{name}'),
         dataset,
         training=training,
         global_batch_size=config.data.batch_size if training else config.data.eval_batch_size,

@@ -15,7 +15,20 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 import trainer
-from trainer import accumulation, averages, checkpoints, compat, export, hooks, inputs, job_files, records, stopping, storage
+from trainer import (
+    accumulation,
+    averages,
+    checkpoints,
+    compat,
+    data_files,
+    export,
+    hooks,
+    inputs,
+    job_files,
+    records,
+    stopping,
+    storage,
+)
 from trainer.cluster import EVALUATOR, Cluster, export_dir, output_dir, output_flag
 from trainer.config import TRAINING_MODES, Config
 from trainer.datasets import Dataset, get_dataset
@@ -172,7 +185,7 @@ class Experiment:
     def make_train_input_fn(self, start_step: int) -> Any:
         """Returns the input_fn of training, from the batch of `start_step` on."""
         return inputs.make_input_fn(
-            storage.resolve_files(self.config.data.train_data_paths, '--train_data_paths'),
+            data_files.resolve(self.config.data.train_data_paths, '--train_data_paths'),
             self.dataset,
             training=True,
             global_batch_size=self.config.data.batch_size,
@@ -188,7 +201,7 @@ class Experiment:
     def make_eval_input_fn(self) -> Any:
         """Returns the input_fn of evaluation: every record once."""
         return inputs.make_input_fn(
-            storage.resolve_files(self.config.data.eval_data_paths, '--eval_data_paths'),
+            data_files.resolve(self.config.data.eval_data_paths, '--eval_data_paths'),
             self.dataset,
             training=False,
             global_batch_size=self.config.data.eval_batch_size,

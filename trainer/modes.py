@@ -17,7 +17,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from trainer import export, job_files, predict, storage, training
+from trainer import data_files, export, job_files, predict, storage, training
 from trainer.cluster import EVALUATOR, PS, Cluster
 from trainer.config import TRAINING_MODES, Config
 from trainer.evaluation import Evaluator, read_best
@@ -168,7 +168,7 @@ def predict_shards(experiment: Experiment) -> None:
     predict.predict_shards(
         experiment.make_estimator(),
         experiment.serving_dataset,
-        storage.resolve_files(experiment.config.data.predict_data_paths, '--predict_data_paths'),
+        data_files.resolve(experiment.config.data.predict_data_paths, '--predict_data_paths'),
         # Predictions of another checkpoint are other predictions.
         output_dir=storage.join(experiment.output_dir, 'predictions', f'step-{step}'),
         batch_size=experiment.config.data.eval_batch_size,

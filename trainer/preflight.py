@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
-from trainer import checks, cluster, flags, storage, tool_flags, tpu_graph
+from trainer import checks, cluster, data_files, flags, tool_flags, tpu_graph
 from trainer.checks import Subject
 from trainer.errors import DataError, UsageError
 
@@ -70,7 +70,7 @@ def check_input(flight: Flight) -> str:
     run, topology = flight.need('run'), flight.topology
     data = run.config.data
     flight.input_fn = inputs.make_input_fn(
-        storage.resolve_files(data.train_data_paths, '--train_data_paths'),
+        data_files.resolve(data.train_data_paths, '--train_data_paths'),
         run.dataset,
         training=True,
         global_batch_size=data.batch_size,

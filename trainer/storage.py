@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Union, cast
 
 from trainer import gcs
-from trainer.errors import DataError, UsageError
+from trainer.errors import DataError
 
 _COPY_BYTES = 1 << 20
-_MAX_NAMES_SHOWN = 5
 
 # How much TensorFlow's client reads from gs:// at once where the reader asks for less, such as the first 12 bytes of a shard.
 # Its default is 64 MB, which each of 16 shards looked at side by side would fetch, and hold in memory. The pipelines ask for
@@ -50,12 +49,13 @@ def split(path: str) -> tuple[str, str]:
     return folder or '.', name
 
 
-def glob(pattern: str) -> list[str]:
-    """Paths that match, in order; an empty list when none does."""
+def glob(pattern: str, *, files_only: bool = False) -> list[str]:
+    """Paths that match, in order, or those of files alone; an empty list when none does."""
     with _reporting('list', pattern):
         if gcs.is_gs(pattern):
-            return sorted(gcs.glob(pattern))
-        return sorted(_gfile().glob(pattern) if is_remote(pattern) else local_glob.glob(pattern))
+            return sorted(gcs.glob(pattern, files_only=files_only))
+        paths = sorted(_gfile().glob(pattern) if is_remote(pattern) else local_glob.glob(pattern))
+    return [path for path in paths if not (files_only and is_dir(path))]
 
 
 def exists(path: str) -> bool:
@@ -301,72 +301,6 @@ def probe_writable(folder: str, flag: str) -> None:
         remove(probe)
     except DataError as error:
         raise DataError(f'{flag}: the results cannot be written: {error}; give a folder that can be written to') from error
-
-
-def resolve_files(spec: str, flag: str) -> list[str]:
-    """The files that a flag names.
-
-    Args:
-        spec: comma-separated files, globs and folders, local or remote. Globs and folders leave out what is no data:
-            sub-folders, manifest.json, hidden and temporary files.
-        flag: the flag's name for the message, such as '--train_data_paths'.
-
-    Returns:
-        Paths in order, each once.
-
-    Raises:
-        UsageError: the spec is empty.
-        DataError: an entry matches nothing; says what its folder holds.
-    """
-    entries = [entry.strip() for entry in spec.split(',') if entry.strip()]
-    if not entries:
-        raise UsageError(f'{flag} is empty: give files, globs or folders')
-    files = [path for entry in entries for path in _resolve_entry(entry, flag)]
-    return sorted({path if is_remote(path) else os.path.normpath(path) for path in files})
-
-
-def _resolve_entry(entry: str, flag: str) -> list[str]:
-    is_pattern = any(character in entry for character in gcs.WILDCARDS)
-    # Names on gs:// are looked up in the listing that the pattern needs.
-    if not (is_pattern and gcs.is_gs(entry)):
-        if is_dir(entry):
-            files = [join(entry, name) for name in list_files(entry) if _is_data_name(name)]
-            if not files:
-                raise DataError(f'{flag}: no data files in the folder {entry}; {_describe_folder(entry)}')
-            return files
-        if exists(entry):
-            return [entry]
-    files = [path for path in _glob_files(entry) if _is_data_name(split(path)[1])]
-    if not files:
-        problem = f'no file matches {entry}' if is_pattern else f'there is no {entry}'
-        raise DataError(f'{flag}: {problem}; {_describe_folder(split(entry)[0])}')
-    return files
-
-
-def _glob_files(pattern: str) -> list[str]:
-    if gcs.is_gs(pattern):
-        with _reporting('list', pattern):
-            return gcs.glob(pattern, files_only=True)
-    return [path for path in glob(pattern) if not is_dir(path)]
-
-
-def _is_data_name(name: str) -> bool:
-    return not (name.startswith(('.', '_')) or name.endswith(('.tmp', '~')) or name == 'manifest.json')
-
-
-def _describe_folder(folder: str) -> str:
-    """What a folder holds, for a message; of one that is not there, what the nearest folder above it holds."""
-    missing = ''
-    while not is_dir(folder):
-        parent = split(folder.rstrip('/'))[0]
-        if parent == folder or parent.endswith('://'):
-            return f'there is no folder {folder}'
-        missing = missing or f'there is no folder {folder}; '
-        folder = parent
-    names = list_dir(folder)
-    shown = ', '.join(names[:_MAX_NAMES_SHOWN])
-    more = len(names) - _MAX_NAMES_SHOWN
-    return f'{missing}{folder} holds {shown or "nothing"}' + (f' and {more} more' if more > 0 else '')
 
 
 def _gfile() -> Any:

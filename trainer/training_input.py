@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-from trainer import flags, hptuning, machines, schema, storage
+from trainer import data_files, flags, hptuning, machines, schema, storage
 from trainer.config import Config
 from trainer.errors import UsageError, did_you_mean
 from trainer.hptuning import HyperparameterSpec
@@ -283,8 +283,7 @@ def _check_paths(job: TrainingInput, config: Config) -> None:
     for name, spec in paths.items():
         for path in filter(None, (entry.strip() for entry in spec.split(','))):
             if job.is_local and not storage.is_remote(path):
-                if not storage.glob(path):
-                    raise UsageError(f'{job.args_place}: --{name}={path}: no such file; this machine is where it is looked for')
+                data_files.resolve(path, f'{job.args_place}: --{name}')
             elif not path.startswith('/gcs/'):  # where Vertex AI mounts buckets
                 check_gs_path(path, f'{job.args_place}: --{name}')
 
