@@ -56,9 +56,7 @@ def main() -> None:
     parser.add_argument('--steps', type=int, default=300)
     arguments = parser.parse_args()
     print(measure.describe_machine())
-    print(
-        '| seed | best of 10, default | best of 20, random | default trials until as good | seconds, 2 at once | seconds, 1 |'
-    )
+    print('| seed | best of 10, default | best of 20, random | as good after trial | seconds, 2 at once | seconds, 1 |')
     print('| --- | --- | --- | --- | --- | --- |')
     ours, theirs, ratios = [], [], []
     for seed in range(1, arguments.seeds + 1):
