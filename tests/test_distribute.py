@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 
 import pytest
 
@@ -12,11 +11,13 @@ from trainer.cluster import Cluster
 from trainer.config import DistributionConfig
 from trainer.distribute import Devices, Distribution
 from trainer.errors import UsageError
+from trainer.tpu_system import System
 
 ALONE = Cluster()
 WORKERS = Cluster(spec={'chief': ('a:1',), 'worker': ('b:1', 'c:1')})
 SERVERS = Cluster(spec={'chief': ('a:1',), 'worker': ('b:1',), 'ps': ('d:1',)})
 CPU = Devices(tpu_problem='none named')
+TPU = System('local', cores=8, hosts=1)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,9 @@ CPU = Devices(tpu_problem='none named')
         (ALONE, Devices(gpus=1, tpu_problem='none named'), {}, ('one_device', 'no TPU (none named), 1 GPU')),
         (ALONE, Devices(gpus=4, tpu_problem='none named'), {}, ('mirrored', 'no TPU (none named), 4 GPUs')),
         (ALONE, Devices(gpus=4, tpu_problem='none named'), {'num_gpus': 1}, ('one_device', 'no TPU (none named), 1 GPU')),
-        (ALONE, Devices(tpu='local'), {}, ('one_device', 'found local, but this version does not train on a TPU yet, no GPU')),
+        (ALONE, Devices(tpu=TPU), {}, ('tpu', 'found local')),
+        (ALONE, Devices(tpu=TPU, gpus=2), {'distribution_strategy': 'tpu'}, ('tpu', 'as asked')),
+        (Cluster(role='evaluator'), CPU, {'distribution_strategy': 'tpu'}, ('one_device', 'an evaluator works alone')),
         (ALONE, CPU, {'num_cpu_replicas': 2}, ('mirrored', '--num_cpu_replicas=2')),
         (WORKERS, CPU, {}, ('multi_worker_mirrored', 'the cluster has workers and no parameter servers')),
         (SERVERS, CPU, {}, ('parameter_server', 'the cluster has parameter servers')),
@@ -54,6 +57,9 @@ def test_strategy_chosen(cluster, devices, settings, expected):
     [
         (ALONE, {'num_gpus': 2}, '--num_gpus=2: TensorFlow finds 0 here; expected at most that many'),
         (ALONE, {'distribution_strategy': 'tpu'}, '--distribution_strategy=tpu: no TPU: none named'),
+        (ALONE, {'tpu': 'grpc://a:1'}, '--distribution_strategy=auto: no TPU: none named'),
+        (WORKERS, {'distribution_strategy': 'tpu'}, 'tpu is for one process, the cluster has 1 chief, 2 worker'),
+        (ALONE, {'tpu': 'a', 'distribution_strategy': 'off'}, '--tpu=a is for --distribution_strategy=tpu or auto, not off'),
         (ALONE, {'distribution_strategy': 'mirrored'}, 'finds no GPU here; to try it on the CPU add --num_cpu_replicas=2'),
         (
             WORKERS,
@@ -98,11 +104,6 @@ def test_what_does_not_go_together_is_refused(cluster, settings, message):
     assert message in str(error.value)
 
 
-def test_tpu_that_is_asked_for_and_found_is_not_replaced_in_silence():
-    with pytest.raises(UsageError, match='found local, but this version does not train on a TPU yet'):
-        distribute.choose(DistributionConfig(distribution_strategy='tpu'), ALONE, Devices(tpu='local'))
-
-
 def test_backup_workers_need_synchronous_replicas():
     with pytest.raises(UsageError, match='--replicas_to_aggregate=1: needs --sync_replicas'):
         DistributionConfig(replicas_to_aggregate=1)
@@ -119,6 +120,12 @@ def test_backup_workers_need_synchronous_replicas():
             'global batch 120 = 3 workers x 2 replicas x 20',
         ),
         (Distribution('parameter_server', '', num_shards=3), 120, 'global batch 120, each update by one of 3 workers'),
+        (Distribution('tpu', '', local_replicas=8), 15, 'global batch 120 = 8 cores x 15'),
+        (
+            Distribution('tpu', '', local_replicas=4, num_workers=2, num_shards=2),
+            15,
+            'global batch 120 = 2 hosts x 4 cores x 15',
+        ),
         (
             Distribution('parameter_server', '', sync_replicas=2, num_shards=3),
             60,
@@ -143,23 +150,3 @@ def test_all_reduce_has_no_timeout_for_which_tensorflow_would_start_a_thread_eac
     distribute.make_distribution(DistributionConfig(all_reduce_alg='ring'), WORKERS, {})
     (options,) = [settings['communication_options'] for settings in made]
     assert (options.timeout_seconds, options.implementation.name) == (None, 'RING')
-
-
-def test_tpu_that_does_not_answer_is_known_at_once():
-    with socket.socket() as taken:  # bound, and nobody listens
-        taken.bind(('127.0.0.1', 0))
-        address = f'grpc://127.0.0.1:{taken.getsockname()[1]}'
-        found, problem = distribute.find_tpu(address, {})
-    assert (found, problem.startswith(f'{address} does not answer (')) == ('', True)
-
-
-def test_tpu_is_named_by_the_environment():
-    with socket.create_server(('127.0.0.1', 0)) as server:
-        address = f'grpc://127.0.0.1:{server.getsockname()[1]}'
-        assert distribute.find_tpu('', {'TPU_NAME': address}) == (address, '')
-        assert distribute.find_tpu('', {'KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS': address}) == (address, '')
-
-
-def test_no_tpu_says_where_it_looked():
-    assert distribute.find_tpu('', {}) == ('', 'none named by --tpu or TPU_NAME, no device file')
-    assert distribute.find_tpu('local', {}) == ('', 'this machine has no TPU device file (/dev/accel0)')

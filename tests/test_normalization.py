@@ -58,8 +58,9 @@ from trainer.distribute import make_distribution
 from trainer.normalization import batch_norm
 
 strategy, replica_count = sys.argv[1], int(sys.argv[2])
-settings = DistributionConfig(distribution_strategy=strategy, num_cpu_replicas=replica_count)
-distribution = make_distribution(settings, Cluster(), {})
+if strategy != 'tpu':
+    settings = DistributionConfig(distribution_strategy=strategy, num_cpu_replicas=replica_count)
+    distribution = make_distribution(settings, Cluster(), {})
 random = np.random.RandomState(0)
 # The two halves of each batch differ much.
 batches = random.normal(size=(12, 8, 6, 6, 3)).astype(np.float32) + np.linspace(-3, 3, 8).reshape(1, 8, 1, 1, 1)
@@ -76,15 +77,28 @@ def model_fn(features, labels, mode, params):
     updates = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.UPDATE_OPS)
     step = tf.compat.v1.train.get_global_step()
     optimizer = tf.compat.v1.train.MomentumOptimizer(0.05, 0.9)
+    if strategy == 'tpu':
+        optimizer = tf.compat.v1.tpu.CrossShardOptimizer(optimizer)
     train_op = tf.group(optimizer.minimize(loss, global_step=step), *updates)
+    if strategy == 'tpu':
+        return compat.estimator.tpu.TPUEstimatorSpec(mode, loss=loss, train_op=train_op)
     return compat.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-config = compat.estimator.RunConfig(model_dir=sys.argv[3], tf_random_seed=1, train_distribute=distribution.strategy)
-estimator = compat.estimator.Estimator(model_fn, config=config)
 size = 8 // replica_count
 images = batches.astype(np.float32).reshape(96, 6, 6, 3)
-data = lambda: tf.data.Dataset.from_tensor_slices(images).batch(size, drop_remainder=True)
-estimator.train(data, max_steps=12)
+data = lambda params: tf.data.Dataset.from_tensor_slices(images).batch(size, drop_remainder=True)
+if strategy == 'tpu':
+    from tests.tpu import Simulator
+    from trainer import tpu
+    run_settings = {'model_dir': sys.argv[3], 'tf_random_seed': 1}
+    settings = {'params': {}, 'run_settings': run_settings, 'batch_size': 8, 'eval_batch_size': 8, 'summary_steps': 0}
+    estimator = tpu.make_estimator(model_fn, name='', **settings)
+    with Simulator(replica_count).running(), compat.control_flow(in_functions=False):
+        estimator.train(data, max_steps=12)
+else:
+    config = compat.estimator.RunConfig(model_dir=sys.argv[3], tf_random_seed=1, train_distribute=distribution.strategy)
+    estimator = compat.estimator.Estimator(model_fn, config=config, params={})
+    estimator.train(data, max_steps=12)
 print(json.dumps({name: estimator.get_variable_value(name).tolist() for name in estimator.get_variable_names()}))
 """
 
@@ -106,7 +120,9 @@ def _train(strategy, replica_count, folder):
 @pytest.mark.slow
 def test_replicas_learn_what_one_device_learns_from_the_whole_batch(tmp_path):
     one = _train('mirrored', 1, tmp_path / 'one')
-    for strategy in ('mirrored', 'central_storage'):
+    # TPU is simulated, which only this version of TensorFlow allows.
+    strategies = ['mirrored', 'central_storage', *(['tpu'] if tf.__version__.startswith('2.15.') else [])]
+    for strategy in strategies:
         two = _train(strategy, 2, tmp_path / strategy)
         assert set(two) == set(one)
         for name, value in one.items():

@@ -13,7 +13,7 @@ import pytest
 
 from tests import fakes
 from tests.conftest import REPOSITORY
-from trainer import stopping, training
+from trainer import peers, stopping
 from trainer.errors import Terminated
 from trainer.loop import LoopState
 
@@ -120,17 +120,17 @@ class _Files:
 
 
 def _await_end(monkeypatch, answers, *, over_after=None, peer_timeout_secs=60.0, is_set=False):
-    """`training.await_end` with a chief of which `answers` says, half a second apart, whether it answers."""
+    """`peers.await_end` with a chief of which `answers` says, half a second apart, whether it answers."""
     clock, files, answers = fakes.FakeClock(), _Files(), list(answers)
 
     def sleep(secs):
         clock.now += secs
         files.over = 'max_steps reached' if over_after is not None and clock.now >= over_after else None
 
-    monkeypatch.setattr(training.time, 'monotonic', clock)
-    monkeypatch.setattr(training.time, 'sleep', sleep)
+    monkeypatch.setattr(peers.time, 'monotonic', clock)
+    monkeypatch.setattr(peers.time, 'sleep', sleep)
     monkeypatch.setattr(
-        training.watchdog.Connections, 'answers', lambda self, address: answers.pop(0) if len(answers) > 1 else answers[0]
+        peers.watchdog.Connections, 'answers', lambda self, address: answers.pop(0) if len(answers) > 1 else answers[0]
     )
     experiment = types.SimpleNamespace(
         distribution=types.SimpleNamespace(name='parameter_server'),
@@ -141,7 +141,7 @@ def _await_end(monkeypatch, answers, *, over_after=None, peer_timeout_secs=60.0,
             distribution=types.SimpleNamespace(peer_timeout_secs=peer_timeout_secs),
         ),
     )
-    training.await_end(experiment, types.SimpleNamespace(is_set=lambda: is_set, EXIT_CODE=143))
+    peers.await_end(experiment, types.SimpleNamespace(is_set=lambda: is_set, EXIT_CODE=143))
     return clock.now
 
 

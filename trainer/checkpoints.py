@@ -69,6 +69,21 @@ def recover(directory: str) -> None:
         storage.write_atomic(storage.join(directory, STATE_FILE), '\n'.join(lines) + '\n')
 
 
+def need_latest(directory: str) -> str:
+    """Returns the path of the latest checkpoint.
+
+    Raises:
+      DataError: there is none, or it is damaged.
+    """
+    checkpoint = find_latest(directory)
+    if checkpoint is None:
+        raise DataError(f'no checkpoint in {directory}: train first, or give the folder of a run that has one')
+    damage = find_damage(checkpoint)
+    if damage:
+        raise DataError(f'{damage}; run --mode=train_and_eval again, which goes on from the one before')
+    return checkpoint
+
+
 def find_damage(path: str) -> str:
     """Reads a checkpoint to its end; returns what is wrong with it, '' when it is whole."""
     try:

@@ -179,3 +179,16 @@ def short_session_waits(secs: int = 1) -> Iterator[None]:
         yield
     finally:
         manager.__init__ = original
+
+
+@contextlib.contextmanager
+def control_flow(*, in_functions: bool) -> Iterator[None]:
+    """Loops and branches built meanwhile are functions (control flow version 2), or nodes of the graph itself (version 1)."""
+    v1 = importlib.import_module('tensorflow').compat.v1
+    switches = {True: v1.enable_control_flow_v2, False: v1.disable_control_flow_v2}
+    before = v1.control_flow_v2_enabled()
+    switches[in_functions]()
+    try:
+        yield
+    finally:
+        switches[before]()

@@ -7,6 +7,7 @@ Nothing is replaced in silence: what is asked for and missing is an error at onc
 | --- | --- |
 | off, one_device | the batch |
 | mirrored, central_storage | the batch, in equal parts on the devices of this process |
+| tpu | the batch, in equal parts on the cores of all hosts |
 | multi_worker_mirrored | the batch, in equal parts on the devices of all workers |
 | parameter_server | the batch, on one worker; with `--sync_replicas` in equal parts on several |
 """
@@ -14,20 +15,16 @@ Nothing is replaced in silence: what is asked for and missing is an error at onc
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import tensorflow as tf
 
+from trainer import tpu_system
 from trainer.cluster import EVALUATOR, PS, Cluster
 from trainer.config import DistributionConfig
 from trainer.errors import UsageError
-
-logger = logging.getLogger(__name__)
 
 ONE_DEVICE, MIRRORED, CENTRAL_STORAGE, TPU = 'one_device', 'mirrored', 'central_storage', 'tpu'
 MULTI_WORKER, PARAMETER_SERVER = 'multi_worker_mirrored', 'parameter_server'
@@ -38,7 +35,6 @@ _ALL_REDUCE = {
     MIRRORED: ('nccl', 'hierarchical_copy', 'reduction_to_one'),
     MULTI_WORKER: ('nccl', 'ring'),
 }
-_PROBE_SECS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +42,7 @@ class Devices:
     """What this process finds on its machine."""
 
     gpus: int = 0
-    tpu: str = ''
-    """Name or address of a TPU that answers."""
+    tpu: tpu_system.System | None = None
     tpu_problem: str = ''
     """Why there is none."""
 
@@ -57,19 +52,21 @@ class Distribution:
     """The strategy of this run as every task of the cluster sees it."""
 
     name: str
-    """one_device, mirrored, central_storage, multi_worker_mirrored or parameter_server."""
+    """one_device, mirrored, central_storage, multi_worker_mirrored, parameter_server or tpu."""
     reason: str
     """For the log: why this one."""
     strategy: Any = None
     """A `tf.distribute.Strategy`, where TensorFlow has one for the purpose."""
     local_replicas: int = 1
-    """Devices of this process, each with its part of the batch."""
+    """Devices of this process, or cores of a TPU's host, each with its part of the batch."""
     num_workers: int = 1
-    """Processes that share an update: all that train, one when they update by themselves."""
+    """Processes that share an update: all that train, one when they update by themselves. Of a TPU, its hosts."""
     sync_replicas: int = 0
     """Gradients that an update of synchronous parameter servers awaits; 0 for the other strategies."""
     num_shards: int = 1
-    """Processes that train, among which the records are divided."""
+    """Processes that train, or hosts of a TPU, among which the records are divided."""
+    tpu: str = ''
+    """What TPUClusterResolver finds it by."""
 
     @property
     def is_lockstep(self) -> bool:
@@ -86,7 +83,7 @@ class Distribution:
         """Equal parts in which the batch of an update is worked on."""
         return self.sync_replicas or self.num_workers * self.local_replicas
 
-    def split_batch(self, global_batch_size: int) -> int:
+    def split_batch(self, global_batch_size: int, flag: str = '--batch_size') -> int:
         """Returns the examples of one replica.
 
         Raises:
@@ -96,7 +93,7 @@ class Distribution:
         if global_batch_size % parts:
             nearest = max(1, round(global_batch_size / parts)) * parts
             raise UsageError(
-                f'--batch_size={global_batch_size} does not divide by the {parts} replicas of '
+                f'{flag}={global_batch_size} does not divide by the {parts} replicas of '
                 f'--distribution_strategy={self.name}; the nearest that does is {nearest}'
             )
         return global_batch_size // parts
@@ -110,8 +107,9 @@ class Distribution:
             return f'global batch {global_batch_size} = {_count(self.sync_replicas, "worker")} x {each}{spare}'
         if self.name == PARAMETER_SERVER:
             return f'global batch {global_batch_size}, each update by one of {_count(self.num_shards, "worker")}'
-        workers = f'{_count(self.num_workers, "worker")} x ' if self.num_workers > 1 else ''
-        return f'global batch {global_batch_size} = {workers}{_count(self.local_replicas, "replica")} x {each}'
+        worker, replica = ('host', 'core') if self.name == TPU else ('worker', 'replica')
+        workers = f'{_count(self.num_workers, worker)} x ' if self.num_workers > 1 else ''
+        return f'global batch {global_batch_size} = {workers}{_count(self.local_replicas, replica)} x {each}'
 
 
 def choose(config: DistributionConfig, cluster: Cluster, devices: Devices) -> tuple[str, str]:
@@ -129,15 +127,15 @@ def choose(config: DistributionConfig, cluster: Cluster, devices: Devices) -> tu
             f'--num_gpus={config.num_gpus}: TensorFlow finds {devices.gpus} here; expected at most that many, or 0 for all. '
             'Is the CUDA version of TensorFlow installed, and does nvidia-smi list them?'
         )
-    if (asked == TPU or config.tpu) and not devices.tpu:
-        raise UsageError(f'--distribution_strategy={asked}: no TPU: {devices.tpu_problem}')
-    if asked == TPU or config.tpu:
-        raise UsageError(f'--distribution_strategy={asked}: found {devices.tpu}, but this version does not train on a TPU yet')
+    flag = f'--distribution_strategy={asked}'
+    if config.tpu and asked not in ('auto', TPU):
+        raise UsageError(f'--tpu={config.tpu} is for --distribution_strategy={TPU} or auto, not {asked}; leave it out')
+    if (asked == TPU or config.tpu) and not devices.tpu and not cluster.is_distributed:
+        raise UsageError(f'{flag}: no TPU: {devices.tpu_problem}')
     name, reason = (asked, 'as asked') if asked != 'auto' else _choose_automatically(config, cluster, devices)
     name = ONE_DEVICE if name == 'off' else name
-    flag = f'--distribution_strategy={asked}'
     tasks = ', '.join(f'{len(hosts)} {role}' for role, hosts in cluster.spec.items())
-    if name in (ONE_DEVICE, *_LOCAL) and cluster.is_distributed:
+    if name in (ONE_DEVICE, TPU, *_LOCAL) and cluster.is_distributed:
         raise UsageError(
             f'{flag} is for one process, the cluster has {tasks}; expected '
             f'{PARAMETER_SERVER if cluster.spec.get(PS) else MULTI_WORKER}, or auto'
@@ -184,8 +182,9 @@ def _choose_automatically(config: DistributionConfig, cluster: Cluster, devices:
         if cluster.spec.get(PS):
             return PARAMETER_SERVER, 'the cluster has parameter servers'
         return MULTI_WORKER, 'the cluster has workers and no parameter servers'
-    tpu = f'found {devices.tpu}, but this version does not train on a TPU yet' if devices.tpu else ''
-    tpu = tpu or f'no TPU ({devices.tpu_problem})'
+    if devices.tpu:
+        return TPU, f'found {devices.tpu.name}'
+    tpu = f'no TPU ({devices.tpu_problem})'
     gpus = config.num_gpus or devices.gpus
     if gpus > 1:
         return MIRRORED, f'{tpu}, {gpus} GPUs'
@@ -203,7 +202,9 @@ def make_distribution(config: DistributionConfig, cluster: Cluster, environ: Map
       UsageError: as `choose`.
     """
     gpus = tf.config.list_physical_devices('GPU')
-    tpu, problem = find_tpu(config.tpu, environ) if config.distribution_strategy in ('auto', TPU) else ('', 'not looked for')
+    tpu, problem = None, 'not looked for'
+    if config.distribution_strategy in ('auto', TPU) and not cluster.is_distributed:
+        tpu, problem = tpu_system.find(config.tpu, environ)
     name, reason = choose(config, cluster, Devices(len(gpus), tpu, problem))
     facts: dict[str, Any] = {'name': name, 'reason': reason}
     if cluster.role == EVALUATOR:
@@ -225,6 +226,13 @@ def make_distribution(config: DistributionConfig, cluster: Cluster, environ: Map
             num_workers=cluster.num_workers,
             num_shards=cluster.num_workers,
         )
+    if name == TPU:
+        assert tpu is not None
+        # TPUEstimator would look for the cores among the devices of the eager runtime, where those of a remote TPU are not.
+        tf.compat.v1.disable_eager_execution()
+        # It looks into no function either, and would not see there that an optimizer is missing its CrossShardOptimizer.
+        tf.compat.v1.disable_control_flow_v2()
+        return Distribution(**facts, tpu=tpu.name, local_replicas=tpu.host_cores, num_workers=tpu.hosts, num_shards=tpu.hosts)
     if name == PARAMETER_SERVER:
         needed = (config.replicas_to_aggregate or cluster.num_workers) if config.sync_replicas else 0
         return Distribution(**facts, sync_replicas=needed, num_shards=cluster.num_workers)
@@ -270,47 +278,6 @@ def _make_multi_worker_strategy(config: DistributionConfig) -> Any:
     # watchdog ends a wait that takes too long.
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementations[config.all_reduce_alg])
     return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-
-
-def find_tpu(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Looks for a TPU in the flag, the environment and on this machine; takes seconds at most.
-
-    TensorFlow itself would resolve an address behind which nobody answers and then wait for hours.
-
-    Args:
-      name: of `--tpu`.
-      environ: TPU_NAME, KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS and TPU_CONFIG are read.
-
-    Returns:
-      Name or address and ''; or '' and why there is none.
-    """
-    named = name or environ.get('TPU_NAME', '') or environ.get('KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS', '').split(',')[0]
-    if not named and environ.get('TPU_CONFIG'):
-        named = environ['TPU_CONFIG']
-    if named.startswith('grpc://'):
-        parts = urlsplit(named)
-        try:
-            socket.create_connection((parts.hostname or '', parts.port or 8470), timeout=_PROBE_SECS).close()
-        except (OSError, ValueError) as error:
-            return '', f'{named} does not answer ({error})'
-        return named, ''
-    # The chips of a TPU VM are device files.
-    if any(os.path.exists(path) for path in ('/dev/accel0', '/dev/vfio/0')):
-        return named or 'local', ''
-    if named == 'local':
-        return '', 'this machine has no TPU device file (/dev/accel0)'
-    if named:
-        return _resolve_tpu(named)
-    return '', 'none named by --tpu or TPU_NAME, no device file'
-
-
-def _resolve_tpu(name: str) -> tuple[str, str]:
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver('' if name.startswith('{') else name)
-        address = resolver.master()
-    except Exception as error:  # the client of the TPU service raises what its HTTP library raises
-        return '', f'{name} cannot be resolved ({" ".join(str(error).split())[:200]})'
-    return find_tpu(address, {}) if address.startswith('grpc://') else (name, '')
 
 
 def _count(number: int, noun: str) -> str:

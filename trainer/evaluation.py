@@ -149,18 +149,30 @@ class EvaluationListener(tf.compat.v1.train.CheckpointSaverListener):
       evaluator: of the run.
       finish: called with the reason when training should end.
       is_needed: asked before each evaluation; an evaluator task that has come does it instead.
+      pauses: training ends with the reason PAUSE where an evaluation is due, for whoever trains to evaluate and go on.
     """
 
+    PAUSE = 'an evaluation is due'
+
     def __init__(
-        self, evaluator: Evaluator, finish: Callable[[str], None], is_needed: Callable[[], bool] = lambda: True
+        self,
+        evaluator: Evaluator,
+        finish: Callable[[str], None],
+        is_needed: Callable[[], bool] = lambda: True,
+        *,
+        pauses: bool = False,
     ) -> None:
         self._evaluator = evaluator
         self._finish = finish
         self._is_needed = is_needed
+        self._pauses = pauses
 
     def after_save(self, session: Any, global_step_value: int) -> None:
         step = int(global_step_value)
         if step == 0 or not self._evaluator.is_due(step) or not self._is_needed():
+            return
+        if self._pauses:
+            self._finish(self.PAUSE)
             return
         self._evaluator.evaluate()
         reason = self._evaluator.find_stop_reason(step)

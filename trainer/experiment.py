@@ -28,11 +28,12 @@ from trainer import (
     records,
     stopping,
     storage,
+    tpu,
 )
 from trainer.cluster import EVALUATOR, Cluster, export_dir, output_dir, output_flag
 from trainer.config import TRAINING_MODES, Config
 from trainer.datasets import Dataset, get_dataset
-from trainer.distribute import ONE_DEVICE, PARAMETER_SERVER, Distribution, make_distribution
+from trainer.distribute import ONE_DEVICE, PARAMETER_SERVER, TPU, Distribution, make_distribution
 from trainer.errors import DataError, UsageError
 from trainer.evaluation import Evaluator
 from trainer.models import get_model, get_serving_dataset, parse_model_params
@@ -64,10 +65,13 @@ class Experiment:
         self.model_fn = averages.wrap_model_fn(model_fn, config.optimizer.ema_decay)
         self.output_dir = output_dir(config.run, cluster, environ)
         self.export_dir = export_dir(config.run, cluster, environ)
-        if config.run.mode in TRAINING_MODES:
+        strategy = config.distribution.distribution_strategy
+        if config.run.mode in TRAINING_MODES or (config.run.mode == 'eval' and strategy == TPU):
             with self.tf_config():
                 self.distribution = make_distribution(config.distribution, cluster, environ)
             self.distribution.split_batch(config.data.batch_size)
+            if self.distribution.name == TPU:
+                self.distribution.split_batch(config.data.eval_batch_size, '--eval_batch_size')
         else:
             self.distribution = Distribution(ONE_DEVICE, f'--mode={config.run.mode} runs in one process')
         self.files = job_files.JobFiles(self.output_dir)
@@ -153,6 +157,20 @@ class Experiment:
             checkpoints.wrap_model_fn(model_fn, self.output_dir), config=run_config, params=self.make_params()
         )
 
+    def make_tpu_estimator(self, *, model_fn: Optional[Callable[..., Any]] = None) -> Any:
+        """Returns the Estimator that trains and evaluates `model_fn` (None: the model's own) on the TPU."""
+        # It would save by itself, for it does not see that a hook does.
+        run_settings = {**self._run_settings(), 'save_checkpoints_steps': None}
+        return tpu.make_estimator(
+            checkpoints.wrap_model_fn(model_fn or self.model_fn, self.output_dir),
+            name=self.distribution.tpu,
+            params=self.make_params(),
+            run_settings=run_settings,
+            batch_size=self.config.data.batch_size,
+            eval_batch_size=self.config.data.eval_batch_size,
+            summary_steps=self.config.loop.summary_steps,
+        )
+
     def _run_settings(self) -> dict[str, Any]:
         return {
             'model_dir': self.output_dir,
@@ -184,45 +202,68 @@ class Experiment:
 
     def make_train_input_fn(self, start_step: int) -> Any:
         """Returns the input_fn of training, from the batch of `start_step` on."""
-        return inputs.make_input_fn(
-            data_files.resolve(self.config.data.train_data_paths, '--train_data_paths'),
-            self.dataset,
-            training=True,
-            global_batch_size=self.config.data.batch_size,
-            batch_size=self.distribution.split_batch(self.config.data.batch_size),
-            seed=self.config.run.seed,
-            config=self.config.data,
-            num_workers=self.distribution.num_shards,
-            worker_index=self.cluster.worker_index,
-            is_lockstep=self.distribution.is_lockstep,
-            start_step=start_step,
-        )
+        distribution = self.distribution
+
+        def make(worker_index: int) -> Any:
+            return inputs.make_input_fn(
+                data_files.resolve(self.config.data.train_data_paths, '--train_data_paths'),
+                self.dataset,
+                training=True,
+                global_batch_size=self.config.data.batch_size,
+                batch_size=distribution.split_batch(self.config.data.batch_size),
+                seed=self.config.run.seed,
+                config=self.config.data,
+                num_workers=distribution.num_shards,
+                worker_index=worker_index,
+                # The hosts of a TPU make every step together too.
+                is_lockstep=distribution.is_lockstep or distribution.name == TPU,
+                start_step=start_step,
+            )
+
+        if distribution.name == TPU:
+            return tpu.HostInputs([make(host) for host in range(distribution.num_shards)])
+        return make(self.cluster.worker_index)
 
     def make_eval_input_fn(self) -> Any:
         """Returns the input_fn of evaluation: every record once."""
-        return inputs.make_input_fn(
-            data_files.resolve(self.config.data.eval_data_paths, '--eval_data_paths'),
-            self.dataset,
-            training=False,
-            global_batch_size=self.config.data.eval_batch_size,
-            seed=self.config.run.seed,
-            config=self.config.data,
-        )
+        data, hosts, batch_size = self.config.data, 1, self.config.data.eval_batch_size
+        if self.distribution.name == TPU:
+            hosts, batch_size = self.distribution.num_workers, self.distribution.split_batch(batch_size, '--eval_batch_size')
+        made = [
+            inputs.make_input_fn(
+                data_files.resolve(data.eval_data_paths, '--eval_data_paths'),
+                self.dataset,
+                training=False,
+                global_batch_size=data.eval_batch_size,
+                batch_size=batch_size,
+                seed=self.config.run.seed,
+                config=data,
+                num_workers=hosts,
+                worker_index=host,
+            )
+            for host in range(hosts)
+        ]
+        return tpu.HostInputs(made) if self.distribution.name == TPU else made[0]
 
-    def make_evaluator(self, estimator: Any, sigterm: Optional[stopping.SigtermGuard] = None) -> Evaluator:
+    def make_evaluator(self, sigterm: Optional[stopping.SigtermGuard] = None) -> Evaluator:
         """Returns the Evaluator over this run's evaluation data; one inside of training ends at SIGTERM."""
-        input_fn = self.make_eval_input_fn()
-        config = self.config
+        config, distribution = self.config, self.distribution
+        input_fn, estimator = self.make_eval_input_fn(), self.make_estimator()
+        evaluating, reading, steps = estimator, input_fn, None
+        if distribution.name == TPU:
+            evaluating, reading = self.make_tpu_estimator(), input_fn.padded()
+            steps = input_fn.count_steps(distribution.local_replicas)
 
         evaluated = ''
 
         def evaluate(checkpoint: Optional[str]) -> Mapping[str, Any]:
             nonlocal evaluated
             # Named, because Estimator evaluates random weights when it cannot read which checkpoint is the latest.
-            evaluated = checkpoint or need_checkpoint(self.output_dir)
+            evaluated = checkpoint or checkpoints.need_latest(self.output_dir)
             with translate_errors(self.dataset, input_fn.files):
-                return estimator.evaluate(
-                    input_fn,
+                return evaluating.evaluate(
+                    reading,
+                    steps=steps,
                     checkpoint_path=evaluated,
                     hooks=[
                         hooks.RecoveryHook(lambda: records.find_compressions(input_fn.files)),
@@ -268,21 +309,6 @@ class Experiment:
     def _write_config(self) -> None:
         content = {'config': self.config.to_dict(), 'versions': VERSIONS, 'task': self.cluster.name}
         storage.write_atomic(storage.join(self.output_dir, 'config.json'), json.dumps(content, indent=2) + '\n')
-
-
-def need_checkpoint(output_dir: str) -> str:
-    """Returns the path of the latest checkpoint.
-
-    Raises:
-      DataError: there is none, or it is damaged.
-    """
-    checkpoint = checkpoints.find_latest(output_dir)
-    if checkpoint is None:
-        raise DataError(f'no checkpoint in {output_dir}: train first, or give the folder of a run that has one')
-    damage = checkpoints.find_damage(checkpoint)
-    if damage:
-        raise DataError(f'{damage}; run --mode=train_and_eval again, which goes on from the one before')
-    return checkpoint
 
 
 @contextlib.contextmanager

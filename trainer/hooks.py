@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class NanLossError(RuntimeError):
     """The training loss is not a finite number; `step` says after which step."""
 
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(f'the loss became {loss} at step {step}')
+    def __init__(self, step: int, message: str) -> None:
+        super().__init__(message)
         self.step = step
 
 
@@ -46,7 +46,7 @@ class StopOnNanHook(tf.compat.v1.train.SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         step, loss = run_values.results
         if not math.isfinite(loss):
-            raise NanLossError(int(step), float(loss))
+            raise NanLossError(int(step), f'the loss became {loss} at step {step}')
 
 
 class RestoredStepHook(tf.compat.v1.train.SessionRunHook):

@@ -18,10 +18,9 @@ summarised or saved, files and numbers are those of a run step by step.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
@@ -30,8 +29,6 @@ from trainer import compat, summaries
 
 EXAMPLES_PER_SEC = 'examples_per_sec'
 
-# A call of this length hides the cost of a session call and still lets hooks, signals and the progress line come through.
-TARGET_CALL_SECS = 0.25
 MAX_STEPS_PER_CALL = 1000
 
 # Taking an element from an iterator wakes another thread, which costs a fourth of a small step. So many bytes come at a time.
@@ -176,7 +173,8 @@ def wrap_lockstep_model_fn(
 
     def looped_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
         loop_input = LoopInput(input_fn(params))
-        with _graph_control_flow():
+        # A strategy's merge_call fails inside of a function.
+        with compat.control_flow(in_functions=False):
             return _build_loop(model_fn, loop_input, params, stop_multiples, max_steps, is_lockstep=True)
 
     return looped_model_fn
@@ -185,18 +183,6 @@ def wrap_lockstep_model_fn(
 def idle_input_fn() -> tf.data.Dataset:
     """Gives Estimator something to iterate over where the loop has its own input; nobody takes from it."""
     return tf.data.Dataset.from_tensors(0).repeat()
-
-
-@contextlib.contextmanager
-def _graph_control_flow() -> Iterator[None]:
-    """Loops are built of nodes in the graph, not as functions: a strategy's merge_call fails inside of a function."""
-    is_v2 = tf.compat.v1.control_flow_v2_enabled()
-    tf.compat.v1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        if is_v2:
-            tf.compat.v1.enable_control_flow_v2()
 
 
 def _build_loop(
@@ -306,6 +292,8 @@ class StepsPerCallHook(tf.compat.v1.train.SessionRunHook):
     """
 
     VARIABLE = 'loop/steps_per_call'
+    # A call of this length hides the cost of a session call and still lets hooks, signals and the progress line come through.
+    TARGET_SECS = 0.25
 
     def __init__(
         self,
@@ -327,7 +315,7 @@ class StepsPerCallHook(tf.compat.v1.train.SessionRunHook):
     def begin(self) -> None:
         variables = tf.compat.v1.local_variables()
         (self._variable,) = [variable for variable in variables if variable.op.name == self.VARIABLE]
-        self._value = tf.compat.v1.placeholder(tf.int64, [], name='loop/steps_per_call_value')
+        self._value = tf.compat.v1.placeholder(self._variable.dtype, [], name='loop/steps_per_call_value')
         self._assign = self._variable.assign(self._value).op
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -353,8 +341,8 @@ class StepsPerCallHook(tf.compat.v1.train.SessionRunHook):
         # The first calls pay for start-up: memory, threads, filling the input's buffers.
         if self._fixed or self._num_calls <= 2 or self.steps_per_call >= MAX_STEPS_PER_CALL:
             return
-        if call_secs < TARGET_CALL_SECS / 2:
-            growth = max(2, min(10, int(TARGET_CALL_SECS / 2 / call_secs)))
+        if call_secs < self.TARGET_SECS / 2:
+            growth = max(2, min(10, int(self.TARGET_SECS / 2 / call_secs)))
             self.steps_per_call = min(MAX_STEPS_PER_CALL, self.steps_per_call * growth)
             if self._lockstep is None:
                 self._load(run_context.session, self.steps_per_call)

@@ -17,11 +17,11 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from trainer import data_files, export, job_files, predict, storage, training
+from trainer import checkpoints, data_files, export, job_files, peers, predict, storage, training
 from trainer.cluster import EVALUATOR, PS, Cluster
 from trainer.config import TRAINING_MODES, Config
 from trainer.evaluation import Evaluator, read_best
-from trainer.experiment import Experiment, need_checkpoint
+from trainer.experiment import Experiment
 from trainer.stopping import SigtermGuard
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def _find_work(mode: str, cluster: Cluster) -> Callable[[Experiment], None]:
         if cluster.role == EVALUATOR:
             return evaluate_for_job
         if cluster.role == PS:
-            return training.serve
+            return peers.serve
         return MODES[mode] if cluster.is_chief else work
     if cluster.is_chief or mode == 'continuous_eval':
         return MODES[mode]
@@ -59,7 +59,7 @@ def train_and_eval(experiment: Experiment) -> None:
     if _is_finished(experiment):
         return
     with SigtermGuard() as sigterm:
-        evaluator = experiment.make_evaluator(experiment.make_estimator(), sigterm)
+        evaluator = experiment.make_evaluator(sigterm)
         experiment.files.announce_start()
         step, reason = training.train(experiment, evaluator, sigterm)
     experiment.files.announce_over(step, reason)
@@ -83,19 +83,19 @@ def work(experiment: Experiment) -> None:
         return
     with SigtermGuard() as sigterm:
         step, reason = training.train(experiment, None, sigterm)
-        training.await_end(experiment, sigterm)
+        peers.await_end(experiment, sigterm)
     logger.info('Worker done at step %d: %s', step, reason)
 
 
 def evaluate(experiment: Experiment) -> None:
     """Evaluates the latest checkpoint once."""
-    need_checkpoint(experiment.output_dir)
-    experiment.make_evaluator(experiment.make_estimator()).evaluate()
+    checkpoints.need_latest(experiment.output_dir)
+    experiment.make_evaluator().evaluate()
 
 
 def continuous_eval(experiment: Experiment) -> None:
     """Evaluates every new checkpoint until training has ended or none came within the time limit."""
-    _evaluate_as_they_come(experiment, experiment.make_evaluator(experiment.make_estimator()))
+    _evaluate_as_they_come(experiment, experiment.make_evaluator())
 
 
 def evaluate_for_job(experiment: Experiment) -> None:
@@ -103,7 +103,7 @@ def evaluate_for_job(experiment: Experiment) -> None:
     if _is_finished(experiment):
         return
     files = experiment.files
-    evaluator = experiment.make_evaluator(experiment.make_estimator())
+    evaluator = experiment.make_evaluator()
 
     def tell() -> None:
         assert evaluator.last_step is not None
@@ -163,7 +163,7 @@ def export_latest(experiment: Experiment) -> None:
 
 def predict_shards(experiment: Experiment) -> None:
     """Writes predictions for every shard of `--predict_data_paths`."""
-    checkpoint = need_checkpoint(experiment.output_dir)
+    checkpoint = checkpoints.need_latest(experiment.output_dir)
     step = experiment.find_checkpoint()[1]
     predict.predict_shards(
         experiment.make_estimator(),
@@ -241,7 +241,7 @@ def _finish(experiment: Experiment, metrics: Mapping[str, float]) -> None:
 
 def _export(experiment: Experiment) -> str:
     logger.info('Exporting prediction graph to %s', experiment.export_dir)
-    checkpoint = need_checkpoint(experiment.output_dir)
+    checkpoint = checkpoints.need_latest(experiment.output_dir)
     return export.export_model(
         experiment.make_estimator(), experiment.serving_dataset, experiment.export_dir, checkpoint=checkpoint
     )

@@ -122,17 +122,18 @@ def make_write_fn(params: SummaryParams) -> Callable[..., Any]:
         else:
             writer = tf.summary.create_file_writer(params.directory, flush_millis=FLUSH_MILLIS)
         with writer.as_default(step), tf.summary.record_if(is_due):
-            for key, tensor in tensors.items():
-                kind, name = key.split('/', 1)
-                if kind == SCALAR:
-                    tf.summary.scalar(name, tf.reduce_mean(tensor))
-                elif kind == IMAGE:
-                    tf.summary.image(name, tensor, max_outputs=64)
-                else:
-                    tf.summary.histogram(name, tensor)
-            return tf.compat.v1.summary.all_v2_summary_ops()
+            return [_write(key, tensor) for key, tensor in tensors.items()]
 
     return write_fn
+
+
+def _write(key: str, tensor: tf.Tensor) -> tf.Tensor:
+    kind, name = key.split('/', 1)
+    if kind == SCALAR:
+        return tf.summary.scalar(name, tf.reduce_mean(tensor))
+    if kind == IMAGE:
+        return tf.summary.image(name, tensor, max_outputs=64)
+    return tf.summary.histogram(name, tensor)
 
 
 def get_scalars(host_call: Any) -> dict[str, tf.Tensor]:

@@ -79,9 +79,8 @@ def build(run: Any, input_fn: Callable[..., Any], topology: Topology) -> Any:
     from tensorflow.python.tpu import tpu_system_metadata
     from tensorflow_estimator.python.estimator.tpu import tpu_context
 
-    from trainer import compat
+    from trainer import compat, tpu
 
-    tpu = compat.estimator.tpu
     metadata = tpu_system_metadata.TPUSystemMetadata(
         num_cores=topology.cores,
         num_hosts=topology.hosts,
@@ -96,28 +95,21 @@ def build(run: Any, input_fn: Callable[..., Any], topology: Topology) -> Any:
             graphs.append(tf.compat.v1.get_default_graph())
             raise _Built
 
-    # Version 2 would hide the loop, and what is wrong in it, in functions.
-    tf.compat.v1.disable_control_flow_v2()
     context: Any = tpu_context._InternalTPUContext
     original = context._get_tpu_system_metadata
     context._get_tpu_system_metadata = lambda self: metadata
+    data, loop_config = run.config.data, run.config.loop
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            config = tpu.RunConfig(
-                model_dir=folder,
-                tpu_config=tpu.TPUConfig(
-                    iterations_per_loop=100, per_host_input_for_training=tpu.InputPipelineConfig.PER_HOST_V2
-                ),
-            )
-            data = run.config.data
-            estimator = tpu.TPUEstimator(
-                model_fn=run.model_fn,
-                config=config,
+        # In functions the loop, and what is wrong in it, would be hidden.
+        with tempfile.TemporaryDirectory() as folder, compat.control_flow(in_functions=False):
+            estimator = tpu.make_estimator(
+                tpu.wrap_model_fn(run.model_fn),
+                name='',
                 params=run.make_params(),
-                use_tpu=True,
-                train_batch_size=data.batch_size,
+                run_settings={'model_dir': folder},
+                batch_size=data.batch_size,
                 eval_batch_size=data.eval_batch_size,
-                export_to_tpu=False,
+                summary_steps=loop_config.summary_steps,
             )
             estimator.train(input_fn, max_steps=1, hooks=[Keep()])
     except _Built:
@@ -126,7 +118,6 @@ def build(run: Any, input_fn: Callable[..., Any], topology: Topology) -> Any:
         raise UsageError(f'TPUEstimator refuses it: {" ".join(str(error).split())[:400]}') from error
     finally:
         context._get_tpu_system_metadata = original
-        tf.compat.v1.enable_control_flow_v2()
     return graphs[0]
 
 

@@ -1,7 +1,8 @@
 """Training from the last checkpoint to the last step, on one device, on several, or as one task of a cluster.
 
-On one device TPUEstimator (`use_tpu=False`) trains the loop of `loop.py`. On several devices or processes an Estimator trains
-`replicas.py`, one step a session call, or the loop where a worker in lockstep has one replica:
+On one device TPUEstimator (`use_tpu=False`) trains the loop of `loop.py`, on a TPU (`use_tpu=True`) its own; see `tpu.py`. On
+several devices or processes an Estimator trains `replicas.py`, one step a session call, or the loop where a worker in lockstep
+has one replica:
   mirrored, central_storage: `Estimator.train` under the strategy.
   multi_worker_mirrored: `train_and_evaluate`, for the coordinator inside it starts the servers; it evaluates nothing here.
   parameter_server: a server is started, then `Estimator.train`; each worker updates the variables on the parameter servers.
@@ -11,22 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import tensorflow as tf
 
-from trainer import checkpoints, compat, distribute, hooks, loop, records, replicas, stopping, warm_start, watchdog
-from trainer.cluster import CHIEF, PS, Cluster
+from trainer import checkpoints, compat, distribute, hooks, loop, peers, records, replicas, stopping, tpu, warm_start, watchdog
 from trainer.errors import DataError, Terminated
 from trainer.evaluation import EvaluationListener, Evaluator
 from trainer.experiment import Experiment, translate_errors
 
 logger = logging.getLogger(__name__)
-
-_CHIEF_POLL_SECS = 0.5
-_PORT_SECS = 5.0
 
 
 def train(experiment: Experiment, evaluator: Evaluator | None, sigterm: stopping.SigtermGuard) -> tuple[int, str]:
@@ -44,9 +40,8 @@ def train(experiment: Experiment, evaluator: Evaluator | None, sigterm: stopping
       DataError: a file is bad, or the loss is not finite.
       Terminated: SIGTERM came; the checkpoint is saved.
     """
-    config, cluster, distribution = experiment.config, experiment.cluster, experiment.distribution
-    max_steps = config.loop.max_steps
-    if cluster.is_chief:
+    max_steps = experiment.config.loop.max_steps
+    if experiment.cluster.is_chief:
         checkpoints.recover(experiment.output_dir)
     checkpoint, start_step = experiment.find_checkpoint()
     if start_step >= max_steps:
@@ -55,6 +50,23 @@ def train(experiment: Experiment, evaluator: Evaluator | None, sigterm: stopping
     if checkpoint:
         logger.info('Resuming from %s', checkpoint)
     input_fn = experiment.make_train_input_fn(start_step)
+    while True:
+        step, reason = _train_on(experiment, evaluator, sigterm, input_fn)
+        if reason != EvaluationListener.PAUSE:
+            return step, reason
+        assert evaluator is not None
+        evaluator.evaluate()
+        early = evaluator.find_stop_reason(step)
+        if early or step >= max_steps:
+            return step, early or 'max_steps reached'
+        input_fn = input_fn.starting_at(step)
+
+
+def _train_on(
+    experiment: Experiment, evaluator: Evaluator | None, sigterm: stopping.SigtermGuard, input_fn: Any
+) -> tuple[int, str]:
+    """Trains from the last checkpoint until something ends the session; returns as `train`, or the reason is `PAUSE`."""
+    config, cluster, distribution = experiment.config, experiment.cluster, experiment.distribution
     state = loop.LoopState()
     stop = stopping.StopHook(
         state,
@@ -65,12 +77,15 @@ def train(experiment: Experiment, evaluator: Evaluator | None, sigterm: stopping
     )
     listeners = []
     if evaluator and cluster.is_chief:
-        listeners = [EvaluationListener(evaluator, stop.finish, lambda: not experiment.has_evaluator())]
+        is_needed = lambda: not experiment.has_evaluator()  # noqa: E731
+        # A TPU has room for one session.
+        pauses = distribution.name == distribute.TPU
+        listeners = [EvaluationListener(evaluator, stop.finish, is_needed, pauses=pauses)]
     constants = {'corrupt_records': input_fn.corrupt_records} if config.data.max_corrupt_records else {}
     model_fn = _wrap_model_fn(experiment, state, input_fn, constants)
-    if config.loop.warm_start_from and not checkpoint:
+    if config.loop.warm_start_from and not experiment.find_checkpoint()[0]:
         model_fn = warm_start.wrap_model_fn(model_fn, config.loop.warm_start_from)
-    last = hooks.StopAtStepHook(state, max_steps)
+    last = hooks.StopAtStepHook(state, config.loop.max_steps)
     run_hooks = [last, *make_hooks(experiment, state, listeners, files=input_fn.files), stop]
     try:
         with translate_errors(experiment.dataset, input_fn.files):
@@ -95,6 +110,11 @@ def make_hooks(experiment: Experiment, state: loop.LoopState, listeners: list[An
         experiment.probe_output()
 
     chosen: list[Any] = []
+    if distribution.name == distribute.TPU:
+        multiples = [experiment.save_steps]
+        chosen += [
+            tpu.IterationsHook(state, config.loop.steps_per_loop, stop_multiples=multiples, max_steps=config.loop.max_steps)
+        ]
     if is_chief or distribution.is_lockstep:  # the others of a cluster get their variables from the parameter servers
         chosen += [hooks.RestoredStepHook(lambda: experiment.find_checkpoint()[1])]
     chosen += [hooks.RecoveryHook(check_store)]
@@ -125,72 +145,6 @@ def make_hooks(experiment: Experiment, state: loop.LoopState, listeners: list[An
     return chosen
 
 
-def serve(experiment: Experiment) -> None:
-    """A parameter server: holds variables until training is over.
-
-    Raises:
-      Terminated: SIGTERM came; the chief was given time to save.
-    """
-    cluster, files = experiment.cluster, experiment.files
-    server = _start_server(experiment)
-    logger.info('Serving variables as %s at %s', cluster.name, server.target)
-    dog = _make_watchdog(experiment)
-    dog.start()
-    with stopping.SigtermGuard() as sigterm:
-        over = files.find_over(experiment.config.loop.max_steps)
-        while over is None:
-            if sigterm.is_set():
-                _outlive_chief(cluster.spec[CHIEF][0])
-                raise Terminated('SIGTERM; the variables were held while the chief saved them', sigterm.EXIT_CODE)
-            time.sleep(files.poll_secs)
-            dog.feed()
-            over = files.find_over(experiment.config.loop.max_steps)
-    dog.stop()
-    logger.info('Training is over (%s)', over)
-
-
-def await_end(experiment: Experiment, sigterm: stopping.SigtermGuard) -> None:
-    """A worker with parameter servers that has seen the last step: stays until the chief says that training is over.
-
-    Raises:
-      Terminated: the chief was lost and has come back, with an earlier step, or stays away; or SIGTERM came.
-    """
-    if experiment.distribution.name != distribute.PARAMETER_SERVER:
-        return
-    files, (address,) = experiment.files, experiment.cluster.spec[CHIEF]
-    connections, is_lost = watchdog.Connections(), False
-    seen_at = looked_at = time.monotonic()
-    while True:
-        now = time.monotonic()
-        if now - looked_at >= files.poll_secs:
-            looked_at = now
-            if files.find_over(experiment.config.loop.max_steps):
-                return
-        if sigterm.is_set():
-            raise Terminated('SIGTERM after the last step', sigterm.EXIT_CODE)
-        if connections.answers(address):
-            if is_lost:
-                _end_with_chief('was lost after the last step and has come back')
-            seen_at = now
-        else:
-            is_lost = True
-            if now - seen_at > experiment.config.distribution.peer_timeout_secs:
-                _end_with_chief(f'({address}) has been gone for {now - seen_at:.0f} seconds')
-        time.sleep(_CHIEF_POLL_SECS)
-
-
-def _end_with_chief(what: str) -> None:
-    code = watchdog.EXIT_CODE
-    raise Terminated(f'the chief {what}; ending with code {code}, to be started again beside it', code)
-
-
-def _outlive_chief(address: str) -> None:
-    """Waits, for some seconds, until the chief has gone: a service sends SIGTERM to all tasks at once."""
-    connections, deadline = watchdog.Connections(), time.monotonic() + stopping.GRACE_SECS
-    while connections.answers(address) and time.monotonic() < deadline:
-        time.sleep(0.2)
-
-
 def _make_reason_finder(experiment: Experiment) -> Callable[[], str | None] | None:
     """What another task may want of this one: the chief obeys the evaluator, the others follow the chief."""
     if experiment.cluster.is_chief:
@@ -208,6 +162,8 @@ def _wrap_model_fn(
         'stop_multiples': [config.loop.summary_steps, experiment.save_steps],
         'max_steps': config.loop.max_steps,
     }
+    if distribution.name == distribute.TPU:
+        return tpu.wrap_model_fn(experiment.model_fn, constants)
     if distribution.name == distribute.ONE_DEVICE:
         return loop.wrap_model_fn(experiment.model_fn, state=state, constants=constants, **stops)
     model_fn = experiment.model_fn
@@ -228,9 +184,15 @@ def _train_on_devices(experiment: Experiment, model_fn: Any, input_fn: Any, run_
     experiment.make_distributed_estimator(model_fn).train(input_fn, hooks=run_hooks)
 
 
+def _train_on_tpu(experiment: Experiment, model_fn: Any, input_fn: Any, run_hooks: list[Any]) -> None:
+    with tpu.translate_nan(run_hooks[0]):
+        estimator = experiment.make_tpu_estimator(model_fn=model_fn)
+        estimator.train(input_fn, hooks=run_hooks, max_steps=experiment.config.loop.max_steps)
+
+
 def _train_in_lockstep(experiment: Experiment, model_fn: Any, input_fn: Any, run_hooks: list[Any]) -> None:
-    _await_port(experiment.cluster)
-    dog = _make_watchdog(experiment)
+    peers.await_port(experiment.cluster)
+    dog = peers.make_watchdog(experiment)
     if experiment.distribution.is_looped:
         input_fn = loop.idle_input_fn
     with experiment.tf_config():
@@ -270,58 +232,18 @@ def _ending_with_others() -> Iterator[None]:
 
 
 def _train_with_parameter_servers(experiment: Experiment, model_fn: Any, input_fn: Any, run_hooks: list[Any]) -> None:
-    dog = _make_watchdog(experiment)
+    dog = peers.make_watchdog(experiment)
     with experiment.tf_config(), compat.short_session_waits():
         dog.start()
-        _start_server(experiment)
+        peers.start_server(experiment)
         experiment.make_distributed_estimator(model_fn).train(input_fn, hooks=_watch(run_hooks, dog))
 
 
 _ESTIMATOR_RUNS: dict[str, Callable[..., None]] = {
     distribute.ONE_DEVICE: _train_on_one_device,
+    distribute.TPU: _train_on_tpu,
     distribute.MIRRORED: _train_on_devices,
     distribute.CENTRAL_STORAGE: _train_on_devices,
     distribute.MULTI_WORKER: _train_in_lockstep,
     distribute.PARAMETER_SERVER: _train_with_parameter_servers,
 }
-
-
-def _start_server(experiment: Experiment) -> Any:
-    cluster = experiment.cluster
-    _await_port(cluster)
-    return tf.distribute.Server(
-        {role: list(hosts) for role, hosts in cluster.spec.items()},
-        job_name=cluster.role,
-        task_index=cluster.index,
-        protocol='grpc',
-        config=experiment.make_session_config(),
-    )
-
-
-def _await_port(cluster: Cluster) -> None:
-    """Waits until this task's port is free, as a task that it follows may just be ending; TensorFlow's error names no port."""
-    address = cluster.spec[cluster.role][cluster.index]
-    deadline = time.monotonic() + _PORT_SECS
-    while not watchdog.is_free(address):
-        if time.monotonic() > deadline:
-            raise DataError(
-                f'{cluster.name} is to listen at {address}, where another process listens; end that one, or give this task '
-                'another port'
-            )
-        time.sleep(0.2)
-
-
-def _make_watchdog(experiment: Experiment) -> watchdog.Watchdog:
-    settings, cluster = experiment.config.distribution, experiment.cluster
-    peers = cluster.peers()
-    if experiment.distribution.name == distribute.PARAMETER_SERVER:
-        # A lost worker keeps nobody from working. A parameter server lives for the chief, which writes the checkpoints.
-        needed = 'chief/' if cluster.role == PS else 'ps/'
-        peers = {name: address for name, address in peers.items() if name.startswith(needed)}
-    return watchdog.Watchdog(
-        peers,
-        is_lockstep=experiment.distribution.is_lockstep,
-        peer_timeout_secs=settings.peer_timeout_secs,
-        step_timeout_secs=settings.step_timeout_secs,
-        is_over=lambda: experiment.files.find_over(experiment.config.loop.max_steps),
-    )

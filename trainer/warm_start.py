@@ -27,9 +27,19 @@ def wrap_model_fn(model_fn: Callable[..., Any], warm_start_from: str) -> Callabl
 
     def warm_started_model_fn(features: Any, labels: Any, mode: str, params: Any) -> Any:
         spec = model_fn(features, labels, mode, params)
-        if mode == compat.estimator.ModeKeys.TRAIN:
+        if mode != compat.estimator.ModeKeys.TRAIN:
+            return spec
+        if not params.get('use_tpu'):
             _initialize_from(checkpoint)
-        return spec
+            return spec
+
+        # What is built here is for the TPU; the scaffold is made on the host, which reads checkpoints.
+        def make_scaffold() -> Any:
+            scaffold = spec.scaffold_fn() if spec.scaffold_fn else tf.compat.v1.train.Scaffold()
+            _initialize_from(checkpoint)
+            return scaffold
+
+        return spec._replace(scaffold_fn=make_scaffold)
 
     return warm_started_model_fn
 
