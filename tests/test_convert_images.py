@@ -177,7 +177,7 @@ def test_too_many_bad_files_fail_the_run_and_are_listed(photos, tmp_path, capsys
     ]
     assert convert.main(command) == 1
     error = capsys.readouterr().err
-    assert 'files cannot be decoded, more than --max_bad=1' in error and 'bad_files.txt' in error
+    assert 'files cannot be read, more than --max_bad=1' in error and 'bad_files.txt' in error
     assert not (out / manifest.NAME).exists()
     assert len((out / convert_images.BAD_FILES).read_text().splitlines()) >= 2
 

@@ -34,7 +34,9 @@ def test_mnist_is_the_classic_record():
 
 
 def test_unknown_name_lists_the_table():
-    with pytest.raises(UsageError, match=r'--dataset=mnits: expected one of mnist, autompg, images, or package.module:NAME'):
+    with pytest.raises(
+        UsageError, match=r'--dataset=mnits: expected one of mnist, autompg, images, csv, or package.module:NAME'
+    ):
         datasets.get_dataset(DataConfig(dataset='mnits'))
 
 

@@ -46,10 +46,12 @@ def read_tool_flags(path: pathlib.Path) -> set[str]:
     return {name.replace('-', '_') for name in re.findall(r"add_argument\(\s*'--([\w-]+)'", path.read_text(encoding='utf-8'))}
 
 
-# Scripts with flags of their own: legal where the script, or the module behind it, stands on the same line.
+# Scripts with flags of their own: legal where the script, or the module behind it, stands on the same line or over the table.
 TOOL_FLAGS = {
     'convert': {
-        flag for name in ('convert.py', 'convert_images.py') for flag in read_tool_flags(REPOSITORY / 'trainer' / name)
+        flag
+        for name in ('conversion.py', 'convert.py', 'convert_images.py', 'convert_csv.py')
+        for flag in read_tool_flags(REPOSITORY / 'trainer' / name)
     },
     'trainer.inputs': read_tool_flags(REPOSITORY / 'trainer' / 'input_speed.py'),
     'launch': read_tool_flags(REPOSITORY / 'trainer' / 'launch.py'),
@@ -68,12 +70,12 @@ def lines_of(path: pathlib.Path) -> list[str]:
     return re.sub(r'\\\n\s*', ' ', text).splitlines()
 
 
-def find_unknown_flags(line: str) -> list[str]:
+def find_unknown_flags(line: str, heading: str = '') -> list[str]:
     legal = read_our_flags()
     for program, names in FOREIGN_FLAGS.items():
         legal |= {name.replace('-', '_') for name in names} if program in line else set()
     for tool, tool_names in TOOL_FLAGS.items():
-        legal |= tool_names if tool in line else set()
+        legal |= tool_names if tool in heading + line else set()
     return [flag for flag in re.findall(r'(?<![\w-])--(\w[\w-]*)', line) if flag.replace('-', '_') not in legal]
 
 
@@ -84,7 +86,11 @@ def document(request: pytest.FixtureRequest) -> pathlib.Path:
 
 
 def test_every_flag_exists(document: pathlib.Path) -> None:
-    unknown = {flag: line.strip() for line in lines_of(document) for flag in find_unknown_flags(line)}
+    unknown, heading = {}, ''
+    for line in lines_of(document):
+        is_table = line.startswith('|')
+        heading = (heading or line) if is_table else ''
+        unknown.update({flag: line.strip() for flag in find_unknown_flags(line, heading)})
     assert unknown == {}
 
 

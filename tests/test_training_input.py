@@ -123,8 +123,8 @@ BROKEN = [
      f'{TUNING}hyperparameterMetricTag: with --mode=train no trial reports accuracy; expected --mode=train_and_eval'),
     ('--batch-size=50', '--model=mpl', f'{KEY}args: --model=mpl: unknown model; did you mean mlp?'),
     ('--batch-size=50', '--dataset=cifar',
-     f'{KEY}args: --dataset=cifar: unknown dataset; expected one of mnist, autompg, images, or package.module:NAME of your '
-     'own'),
+     f'{KEY}args: --dataset=cifar: unknown dataset; expected one of mnist, autompg, images, csv, or package.module:NAME of '
+     'your own'),
     ('--batch-size=50', '--metric_tag=loss',
      f'{TUNING}hyperparameterMetricTag: accuracy, and args have --metric_tag=loss; leave the flag out'),
     ('parameterName: hidden1', 'parameterName: hiden1',

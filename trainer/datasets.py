@@ -131,24 +131,27 @@ AUTOMPG = Dataset(
 )  # fmt: skip
 
 DATASETS = {'mnist': MNIST, 'autompg': AUTOMPG}
-IMAGES = 'images'
-NAMES = (*DATASETS, IMAGES)
+IMAGES, CSV = 'images', 'csv'
+NAMES = (*DATASETS, IMAGES, CSV)
 
 
 def get_dataset(config: DataConfig) -> Dataset:
     """The dataset that `--dataset` names.
 
     Args:
-      config: `dataset` is a name in `NAMES`, or `package.module:NAME` of a `Dataset` on the Python path. For 'images' the
-        classes come from the manifest.json beside the data paths, and `image_size`, `augment` and `resize_method` count.
+      config: `dataset` is a name in `NAMES`, or `package.module:NAME` of a `Dataset` on the Python path. For 'images' and
+        'csv' the classes, and the columns of 'csv', come from the manifest.json beside the data paths; for 'images'
+        `image_size`, `augment` and `resize_method` count.
 
     Raises:
       UsageError: There is none of that name; the message lists the names there are.
-      DataError: No manifest.json, or none that the image converter wrote, or several that differ in their classes.
+      DataError: No manifest.json, or none that the image converter wrote, or several that differ.
     """
     spec = config.dataset
     if spec == IMAGES:
         return _make_images(config)
+    if spec == CSV:
+        return _make_table(config)
     if ':' not in spec:
         if spec not in DATASETS:
             raise UsageError(f'--dataset={spec}: expected one of {", ".join(NAMES)}, or package.module:NAME of your own')
@@ -163,18 +166,8 @@ def get_dataset(config: DataConfig) -> Dataset:
 
 def _make_images(config: DataConfig) -> Dataset:
     """Pictures in class folders, as `python -m trainer.convert images` wrote them."""
-    found = _find_manifests(config)
-    folder, first = next(iter(found.items()))
-    for other, content in found.items():
-        if content.get('dataset') != IMAGES:
-            raise DataError(
-                f'--dataset={IMAGES}: {storage.join(other, manifest.NAME)} is of {content.get("dataset")!r} records'
-            )
-        if content['classes'] != first['classes']:
-            raise DataError(
-                f'--dataset={IMAGES}: {folder} has classes {first["classes"][:5]}, {other} has {content["classes"][:5]} '
-                f'({len(first["classes"])} and {len(content["classes"])}); convert both in one run'
-            )
+    found = _find_manifests(config, IMAGES)
+    first = next(iter(found.values()))
     sides = [content['pictures'] for content in found.values()]
     decoding = images.Decoding(
         augment=config.augment,
@@ -194,21 +187,48 @@ def _make_images(config: DataConfig) -> Dataset:
     )
 
 
-def _find_manifests(config: DataConfig) -> dict[str, dict[str, Any]]:
-    """Folder to manifest, for the folders of all data paths that are given."""
+def _make_table(config: DataConfig) -> Dataset:
+    """Rows of tables, as `python -m trainer.convert csv` wrote them."""
+    found = _find_manifests(config, CSV)
+    folder, first = next(iter(found.items()))
+    for other, content in found.items():
+        if content['schema'] != first['schema']:
+            raise DataError(f'--dataset={CSV}: the columns in {folder} and {other} differ; convert both in one run')
+    return Dataset(
+        name=CSV,
+        schema=Schema.from_dict(first['schema']),
+        label=first['label'],
+        num_classes=len(first['classes']),
+        classes=tuple(first['classes']),
+        key=first['key'],
+        vocabularies={name: tuple(value.encode() for value in values) for name, values in first['vocabularies'].items()},
+        moments={name: (mean, deviation) for name, (mean, deviation) in first['moments'].items()},
+        unread=tuple(filter(None, (first['key'],))),
+    )
+
+
+def _find_manifests(config: DataConfig, name: str) -> dict[str, dict[str, Any]]:
+    """Folder to manifest, for the folders of all data paths that are given; all are of this dataset, with the same classes."""
     folders: dict[str, None] = {}
     for flag in ('train_data_paths', 'eval_data_paths', 'predict_data_paths'):
         if getattr(config, flag).strip(', '):
             files = data_files.resolve(getattr(config, flag), f'--{flag}')
             folders.update(dict.fromkeys(storage.split(path)[0] for path in files))
     found = {folder: content for folder, content in ((folder, manifest.read(folder)) for folder in folders) if content}
-    if found:
-        return found
-    if not folders:
-        raise UsageError(
-            f'--dataset={IMAGES}: give --train_data_paths or --eval_data_paths, the manifest there has the classes'
+    if not found and not folders:
+        raise UsageError(f'--dataset={name}: give --train_data_paths or --eval_data_paths, the manifest there has the classes')
+    if not found:
+        raise DataError(
+            f'--dataset={name}: no {manifest.NAME}, which has the classes, in {", ".join(folders)}; write the records with '
+            f'python -m trainer.convert {name}'
         )
-    raise DataError(
-        f'--dataset={IMAGES}: no {manifest.NAME}, which has the classes, in {", ".join(folders)}; write the records with '
-        'python -m trainer.convert images'
-    )
+    first_folder, first = next(iter(found.items()))
+    for folder, content in found.items():
+        if content.get('dataset') != name:
+            raise DataError(f'--dataset={name}: {storage.join(folder, manifest.NAME)} is of {content.get("dataset")!r} records')
+        if content['classes'] != first['classes']:
+            raise DataError(
+                f'--dataset={name}: {first_folder} has classes {first["classes"][:5]}, {folder} has {content["classes"][:5]} '
+                f'({len(first["classes"])} and {len(content["classes"])}); convert both in one run'
+            )
+    return found

@@ -6,6 +6,7 @@ from name to Feature, a Feature one of three lists.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Union
@@ -15,6 +16,7 @@ Values = Union[bytes, int, float, Sequence[bytes], Sequence[int], Sequence[float
 # Field numbers of Feature's lists; each list's values are its field 1.
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 _LENGTH_DELIMITED = 2
+_SMALL = tuple(bytes([value]) for value in range(0x80))
 
 
 def encode_example(example: Mapping[str, Values]) -> bytes:
@@ -24,10 +26,14 @@ def encode_example(example: Mapping[str, Values]) -> bytes:
       example: Name to bytes, int (64 bits) or float (stored in 32), or a sequence of one of these that is not empty.
     """
     entries = [
-        _field(1, _field(1, name.encode()) + _field(2, _encode_feature(example[name])))
-        for name in sorted(example, key=str.encode)
+        _field(1, _encode_name(name) + _field(2, _encode_feature(example[name]))) for name in sorted(example, key=str.encode)
     ]
     return _field(1, b''.join(entries))
+
+
+@functools.cache
+def _encode_name(name: str) -> bytes:
+    return _field(1, name.encode())
 
 
 def _encode_feature(value: Values) -> bytes:
@@ -40,10 +46,12 @@ def _encode_feature(value: Values) -> bytes:
 
 
 def _field(number: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(payload)) + payload
+    return _SMALL[number << 3 | _LENGTH_DELIMITED] + _varint(len(payload)) + payload
 
 
 def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return _SMALL[value]
     pieces = bytearray()
     while value > 0x7F:
         pieces.append(value & 0x7F | 0x80)

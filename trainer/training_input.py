@@ -21,7 +21,7 @@ from trainer.machines import Machine
 
 MODULE = 'trainer.task'
 # What TensorFlow would have to be imported for; a test compares with the modules that have it.
-DATASETS = ('mnist', 'autompg', 'images')
+DATASETS = ('mnist', 'autompg', 'images', 'csv')
 _CLASSIFIER = ('accuracy', 'average_loss', 'loss')
 METRICS = {
     **dict.fromkeys(('mlp', 'convnet', 'resnet50', 'linear', 'dnn', 'wide_deep'), _CLASSIFIER),
