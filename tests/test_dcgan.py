@@ -28,7 +28,14 @@ TINY = Dataset(
 
 
 def _params(**settings):
-    defaults = {'gan_size': 16, 'gan_filters': 4, 'n_disc': 1, 'precision': 'float32', 'schema': TINY.features_schema}
+    defaults = {
+        'gan_size': 16,
+        'gan_filters': 4,
+        'gan_shift': 0.0,
+        'n_disc': 1,
+        'precision': 'float32',
+        'schema': TINY.features_schema,
+    }
     return fakes.make_params(**{**defaults, 'optimizer': 'adam', 'learning_rate': 0.001, 'adam_beta1': 0.5, **settings})
 
 
@@ -133,6 +140,28 @@ def test_average_follows_the_generator_and_is_what_is_evaluated(tmp_path):
     with tf.Graph().as_default():
         dcgan.model_fn({'noise': tf.zeros([2, dcgan.NOISE_SIZE])}, None, 'infer', _params())
         assert {v.op.name.split('/')[0] for v in tf.compat.v1.global_variables()} == {'generator_average'}
+
+
+def test_pictures_are_shifted_each_by_its_own_pixels():
+    images = np.random.RandomState(0).uniform(-1, 1, (50, 8, 8, 2)).astype(np.float32)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.set_random_seed(1)
+        shifted = dcgan.shift(tf.constant(images), 0.25)
+        moved = session.run(shifted)
+    padded = np.pad(images, [(0, 0), (2, 2), (2, 2), (0, 0)], constant_values=-1)
+    found = set()
+    for number, picture in enumerate(moved):
+        places = [
+            (top, left)
+            for top in range(5)
+            for left in range(5)
+            if np.array_equal(padded[number, top : top + 8, left : left + 8], picture)
+        ]
+        assert len(places) == 1
+        found.update(places)
+    assert {top for top, _ in found} == {left for _, left in found} == set(range(5))
+    same = tf.constant(images)
+    assert dcgan.shift(same, 0.0) is same
 
 
 def test_batch_that_n_disc_does_not_divide_is_an_error():

@@ -104,6 +104,10 @@ class ModelConfig(Section):
     gan_filters: int = setting(
         64, 'at half of that side; doubled each time that the side is halved', unit='channels', at_least=1
     )
+    gan_shift: float = setting(
+        0.0, "dcgan's discriminator sees pictures shifted at random, by at most this share of the side; 0 as they are",
+        at_least=0, at_most=0.5,
+    )  # fmt: skip
     n_disc: int = setting(1, "updates of dcgan's discriminator for each of its generator", unit='updates', at_least=1)
     model_params: str = setting('', 'settings of your own model: name=value,... or a JSON object; they join params')
 

@@ -7,6 +7,9 @@ One training step, in this order:
 The updates are unrolled and ordered by control dependencies: a TPU has no tf.cond that could choose between them, and to set a
 loss to zero instead would still move the weights by the momentum of Adam. Every pass that is built reads the weights anew.
 
+With `gan_shift` the discriminator sees real pictures and fakes shifted at random (Zhao et al. 2020, DiffAugment,
+https://arxiv.org/abs/2006.10738): of a few thousand pictures it would else learn each one by heart, and the generator nothing.
+
 What evaluates, predicts and is exported is the average of the generator's weights over the last steps (Yazici et al. 2019,
 https://arxiv.org/abs/1806.04498): the two networks circle around a balance, and each single step is beside it.
 """
@@ -53,8 +56,8 @@ def model_fn(features: Mapping[str, tf.Tensor], labels: Optional[tf.Tensor], mod
         [batch, 100] float32 of a standard normal distribution.
       labels: not used.
       mode: a ModeKeys value.
-      params: 'gan_size' (pixels a side of the pictures made), 'gan_filters', 'n_disc', 'precision', 'schema' (of the dataset's
-        features), and what the optimizer reads.
+      params: 'gan_size' (pixels a side of the pictures made), 'gan_filters', 'gan_shift', 'n_disc', 'precision', 'schema' (of
+        the dataset's features), and what the optimizer reads.
     """
     modes = compat.estimator.ModeKeys
     if mode == modes.PREDICT:
@@ -112,6 +115,24 @@ def discriminate(images: tf.Tensor, params: Mapping[str, Any], *, is_training: b
         return tf.reshape(dense(net, 1, name='logits', stddev=_STDDEV), [-1])
 
 
+def shift(images: tf.Tensor, share: float) -> tf.Tensor:
+    """Shifts each picture by whole pixels at random, up and down and sideways; what comes in is -1, black.
+
+    Args:
+      images: [batch, side, side, channels] in [-1, 1], of a static shape; differentiable.
+      share: largest shift, of the side; 0 gives the pictures back.
+    """
+    batch, side = images.shape[:2]
+    most = round(side * share)
+    if not most:
+        return images
+    net = tf.pad(images, [[0, 0], [most, most], [most, most], [0, 0]], constant_values=tf.constant(-1, images.dtype))
+    for axis in (1, 2):
+        offsets = tf.random.uniform([batch, 1], 0, 2 * most + 1, tf.int32)
+        net = tf.gather(net, offsets + tf.range(side), axis=axis, batch_dims=1)
+    return net
+
+
 def _count_channels(schema: Schema) -> int:
     """Channels of the pictures of a dataset: 1 where they come flat."""
     picture, *others = schema.features.values()
@@ -135,6 +156,7 @@ def _make_train_spec(images: tf.Tensor, mode: str, params: Mapping[str, Any]) ->
         )
     if params.get('sync_replicas'):
         raise UsageError('--sync_replicas awaits the gradients of one update a step, --model=dcgan makes several; leave it out')
+    most = params['gan_shift']
     learning_rate = compute_learning_rate(params)
     discriminator_optimizer, generator_optimizer = (make_optimizer(params, learning_rate=learning_rate) for _ in range(2))
     update: Any = tf.no_op()
@@ -144,17 +166,17 @@ def _make_train_spec(images: tf.Tensor, mode: str, params: Mapping[str, Any]) ->
             with tf.name_scope('make') as make_scope:
                 fake = generate(tf.random.normal([batch // n_disc, NOISE_SIZE]), params, is_training=True)
             with tf.name_scope('judge_real') as real_scope:
-                real_logits = discriminate(real, params, is_training=True)
+                real_logits = discriminate(shift(real, most), params, is_training=True)
             # Both passes move the same averages: at once they would now and then undo each other.
             real_updates = _get_update_ops(real_scope)
             with tf.control_dependencies(real_updates), tf.name_scope('judge_fake') as fake_scope:
-                fake_logits = discriminate(tf.stop_gradient(fake), params, is_training=True)
+                fake_logits = discriminate(shift(tf.stop_gradient(fake), most), params, is_training=True)
             discriminator_loss = tf.reduce_mean(_discriminator_losses(real_logits, fake_logits))
             variables = tf.compat.v1.trainable_variables('discriminator/')
             minimize = discriminator_optimizer.minimize(discriminator_loss, var_list=variables)
             update = tf.group(minimize, *real_updates, *_get_update_ops(fake_scope))
     with tf.control_dependencies([update]), tf.name_scope('generator_update'):
-        generator_loss = tf.reduce_mean(_generator_losses(discriminate(fake, params, is_training=True)))
+        generator_loss = tf.reduce_mean(_generator_losses(discriminate(shift(fake, most), params, is_training=True)))
         variables = tf.compat.v1.trainable_variables('generator/')
         step = tf.compat.v1.train.get_or_create_global_step()
         minimize = generator_optimizer.minimize(generator_loss, var_list=variables, global_step=step)
