@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests import shards
-from trainer import compat, inputs, manifest, memory, pipelines, records
+from trainer import compat, inputs, manifest, memory, pipeline_choice, pipelines, records
 from trainer.config import DataConfig
 from trainer.datasets import MNIST, Dataset
 from trainer.errors import DataError
@@ -31,7 +31,7 @@ def make(files, *, dataset=MNIST, training=True, batch=10, seed=1, start_step=0,
 def stream(request, monkeypatch):
     """Settings that choose each training pipeline in turn."""
     if request.param == 'records':
-        monkeypatch.setattr(inputs, '_SMALL_RECORD_BYTES', 0)
+        monkeypatch.setattr(pipeline_choice, '_SMALL_RECORD_BYTES', 0)
     return request.param, STREAMS[request.param]
 
 
@@ -118,7 +118,7 @@ def test_in_lockstep_workers_that_stream_have_shards_of_their_own(tmp_path):
 @pytest.mark.parametrize('name', ['blocks', 'records'])
 def test_streaming_a_resumed_run_does_not_repeat_the_start(tmp_path, monkeypatch, name):
     if name == 'records':
-        monkeypatch.setattr(inputs, '_SMALL_RECORD_BYTES', 0)
+        monkeypatch.setattr(pipeline_choice, '_SMALL_RECORD_BYTES', 0)
     files = shards.write_digits(tmp_path, [40, 40])
     started, resumed, again = (take(make(files, cache='off', start_step=step), 8) for step in (0, 100, 100))
     assert started != resumed
@@ -381,7 +381,7 @@ LATER_FAULTS = {
 @pytest.mark.parametrize('pipeline', ['memory', 'blocks', 'records', 'exact'])
 def test_later_fault_fails_and_is_diagnosed(tmp_path, monkeypatch, fault, pipeline):
     if pipeline == 'records':
-        monkeypatch.setattr(inputs, '_SMALL_RECORD_BYTES', 0)
+        monkeypatch.setattr(pipeline_choice, '_SMALL_RECORD_BYTES', 0)
     break_file, place, message = LATER_FAULTS[fault]
     files = shards.write_digits(tmp_path, [5, 5])
     break_file(files[1])

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests import pictures
-from trainer import inputs, records
+from trainer import inputs, pipeline_choice, records
 from trainer.config import DataConfig
 from trainer.datasets import get_dataset
 from trainer.errors import DataError
@@ -82,13 +82,13 @@ def test_workers_in_lockstep_see_the_windows_of_one(files, name):
 
 def test_pictures_from_memory_are_those_decoded_each_time(files, monkeypatch):
     kept = take(make(files, **WAYS['memory']), 6)[0]
-    monkeypatch.setattr(inputs, '_choose_pipeline', lambda *_: 'encoded')
+    monkeypatch.setattr(pipeline_choice, 'choose', lambda *_: 'encoded')
     again = take(make(files, **WAYS['memory']), 6)[0]
     assert np.abs(kept.astype(int) - again).max() <= 3  # one crops before it decodes, one after
 
 
 def test_what_does_not_fit_is_streamed_or_refused(files, monkeypatch, caplog):
-    monkeypatch.setattr(inputs.memory, 'limit_bytes', lambda: 100)
+    monkeypatch.setattr(pipeline_choice.memory, 'limit_bytes', lambda: 100)
     assert make(files, augment='flip').pipeline == 'records'
     with pytest.raises(DataError, match=r'--cache=memory: 12 records take .* encoded, --cache_memory_share=0.25 of 100 bytes'):
         make(files, cache='memory')

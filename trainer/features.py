@@ -9,7 +9,6 @@ A record passes three stages, and `Schema` knows all of them:
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
@@ -17,12 +16,11 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from trainer import images
+from trainer import feature_values, images
 from trainer.errors import DataError, UsageError
 
-# What parse_example knows, by the names of tf.train.Feature's lists, with the value that pads a variable length.
+# What parse_example knows, by the names of tf.train.Feature's lists.
 _WIRE_DTYPES = {'bytes': tf.string, 'int64': tf.int64, 'float': tf.float32}
-_PADDING = {'bytes': b'', 'int64': 0, 'float': 0.0}
 _KINDS = {'bytes': 'bytes_list', 'int64': 'int64_list', 'float': 'float_list'}
 # Dtypes that tf.io.decode_raw can produce.
 _RAW_DTYPES = ('uint8', 'int8', 'uint16', 'int16', 'int32', 'int64', 'float16', 'float32', 'float64')
@@ -136,7 +134,9 @@ class Feature:
         """The feature as `tf.io.parse_example` takes it."""
         wire_dtype = _WIRE_DTYPES[self.dtype]
         if self.is_variable:
-            return tf.io.FixedLenSequenceFeature((), wire_dtype, allow_missing=True, default_value=_PADDING[self.dtype])
+            return tf.io.FixedLenSequenceFeature(
+                (), wire_dtype, allow_missing=True, default_value=feature_values.PADDING[self.dtype]
+            )
         if self.is_encoded:
             return tf.io.FixedLenFeature((), tf.string)
         default = None if self.default is None else np.full(self.shape or (), self.default).tolist()
@@ -228,7 +228,7 @@ class Schema:
                 if feature.is_required:
                     raise DataError(f'feature {name!r} is missing; the example has {_quoted(example)}')
                 continue
-            values = _encode_value(name, feature, value)
+            values = feature_values.encode(name, feature, value)
             getattr(proto.features.feature[name], _KINDS[feature.dtype]).value.extend(values)
         return proto.SerializeToString(deterministic=True)
 
@@ -253,7 +253,7 @@ class Schema:
                 continue
             if kind != _KINDS[feature.dtype]:
                 raise DataError(f'feature {name!r} holds {kind}, the schema expects {_KINDS[feature.dtype]}')
-            _check_length(name, feature, getattr(found[name], kind).value)
+            feature_values.check(name, feature, getattr(found[name], kind).value)
 
     def parse(self, serialized: tf.Tensor, *, decode_pictures: bool = True) -> dict[str, tf.Tensor]:
         """Parses a batch of serialized Examples at once, which costs far less than one at a time.
@@ -277,7 +277,7 @@ class Schema:
 
     def decode(self, wire: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Turns wire tensors into decoded ones with static shapes after the batch."""
-        return {name: _decode_value(name, feature, wire[name]) for name, feature in self.features.items()}
+        return {name: feature_values.decode(name, feature, wire[name]) for name, feature in self.features.items()}
 
     def serving_receiver(self, exclude: Iterable[str] = ('label',)) -> ServingReceiver:
         """Builds the stages of a record in the current v1 graph, for export.
@@ -321,102 +321,3 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _is_square_rgb(shape: Optional[tuple[int, ...]]) -> bool:
     return shape is not None and len(shape) == 3 and shape[0] == shape[1] and shape[2] == 3
-
-
-def _encode_value(name: str, feature: Feature, value: Any) -> list[Any]:
-    if feature.image:
-        return [_encode_image(name, value)]
-    if feature.raw:
-        return [_encode_raw(name, feature, value)]
-    if feature.dtype == 'bytes':
-        items = [value] if isinstance(value, (str, bytes)) else np.asarray(value, dtype=object).ravel().tolist()
-        shape = () if isinstance(value, (str, bytes)) else np.asarray(value, dtype=object).shape
-        if not all(isinstance(item, (str, bytes)) for item in items):
-            raise DataError(f'feature {name!r} is {value!r}, the schema expects str or bytes')
-        values = [item.encode() if isinstance(item, str) else item for item in items]
-    else:
-        array = np.asarray(value)
-        kinds = 'iub' if feature.dtype == 'int64' else 'iubf'
-        if array.dtype.kind not in kinds and array.size:
-            raise DataError(f'feature {name!r} has dtype {array.dtype}, the schema expects {feature.dtype}')
-        shape, values = array.shape, array.ravel().tolist()
-    _check_shape(name, feature, shape)
-    return values
-
-
-def _check_shape(name: str, feature: Feature, shape: tuple[int, ...]) -> None:
-    if feature.shape is not None and shape != feature.shape:
-        raise DataError(f'feature {name!r} has shape {shape}, the schema expects {feature.shape}')
-    if feature.shape is None and len(shape) != 1:
-        raise DataError(f'feature {name!r} has shape {shape}, the schema expects a vector of variable length')
-    if feature.max_length is not None and shape[0] > feature.max_length:
-        raise DataError(f'feature {name!r} has {shape[0]} values, the schema allows {feature.max_length} (max_length)')
-
-
-def _encode_raw(name: str, feature: Feature, value: Any) -> bytes:
-    if isinstance(value, bytes):
-        if len(value) != feature.raw_bytes:
-            raise DataError(_wrong_raw_length(name, feature, len(value)))
-        return value
-    array = np.asarray(value)
-    _check_shape(name, feature, array.shape)
-    converted = array.astype(np.dtype(feature.raw).newbyteorder('<'))
-    if not np.array_equal(converted, array):
-        raise DataError(f'feature {name!r} has values that {feature.raw} cannot hold: {array.min()} to {array.max()}')
-    return converted.tobytes()
-
-
-def _encode_image(name: str, value: Any) -> bytes:
-    if isinstance(value, Mapping) and list(value) == ['b64']:
-        try:
-            value = base64.b64decode(value['b64'], validate=True)
-        except (ValueError, TypeError) as error:
-            raise DataError(f'feature {name!r} is no base64 ({error})') from None
-    if not isinstance(value, bytes):
-        raise DataError(f"feature {name!r} is a {type(value).__name__}, expected the bytes of a picture or {{'b64': ...}}")
-    _check_image(name, value)
-    return value
-
-
-def _check_image(name: str, value: bytes, *, is_record: bool = False) -> None:
-    problem = images.find_problem(value, is_record=is_record)
-    if problem:
-        raise DataError(f'feature {name!r} is no picture that can be decoded: {problem}')
-
-
-def _wrong_raw_length(name: str, feature: Feature, length: int) -> str:
-    return (
-        f'feature {name!r} has {length} bytes, the schema expects {feature.raw_bytes} ({feature.raw} of shape {feature.shape})'
-    )
-
-
-def _check_length(name: str, feature: Feature, values: Any) -> None:
-    if feature.is_encoded and len(values) != 1:
-        raise DataError(f'feature {name!r} has {len(values)} values, the schema expects one bytes value')
-    if feature.image:
-        _check_image(name, values[0], is_record=True)
-    elif feature.raw:
-        if len(values[0]) != feature.raw_bytes:
-            raise DataError(_wrong_raw_length(name, feature, len(values[0])))
-    elif not feature.is_variable and len(values) != feature.size:
-        raise DataError(f'feature {name!r} has {len(values)} values, the schema expects {feature.size} (shape {feature.shape})')
-    elif feature.max_length is not None and len(values) > feature.max_length:
-        raise DataError(f'feature {name!r} has {len(values)} values, the schema allows {feature.max_length} (max_length)')
-
-
-def _decode_value(name: str, feature: Feature, wire: tf.Tensor) -> tf.Tensor:
-    if feature.raw:
-        decoded = tf.io.decode_raw(wire, tf.as_dtype(feature.raw), little_endian=True)
-        decoded = tf.reshape(decoded, [-1, *feature.static_shape])
-    elif feature.image:
-        decoded = images.decode_central(wire, feature.size_of_picture, feature.image)
-    elif feature.max_length is not None:
-        # Padding by a negative amount fails, so the assertion only serves to say it well.
-        width = tf.shape(wire)[1]
-        message = f'feature {name!r} has more than max_length={feature.max_length} values'
-        with tf.control_dependencies([tf.debugging.assert_less_equal(width, feature.max_length, message=message)]):
-            missing = tf.identity(feature.max_length - width)
-        decoded = tf.pad(wire, [[0, 0], [0, missing]], constant_values=_PADDING[feature.dtype])
-    else:
-        decoded = wire
-    return tf.ensure_shape(decoded, [wire.shape[0], *feature.static_shape])

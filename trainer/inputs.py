@@ -10,7 +10,6 @@ import atexit
 import concurrent.futures
 import dataclasses
 import logging
-import struct
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Optional
 
 import tensorflow as tf
 
-from trainer import manifest, memory, pipelines, records, sharding, storage
+from trainer import manifest, pipeline_choice, pipelines, records, sharding, storage
 from trainer.config import DataConfig
 from trainer.datasets import Dataset
 from trainer.errors import DataError
@@ -27,25 +26,7 @@ logger = logging.getLogger(__name__)
 
 # The feature that tells records (1) from the padding (0) of an evaluation batch.
 WEIGHTS = 'weights'
-# Up to this size a record is cheaper to parse, and then to move as a row of a tensor, than to move as a string.
-_SMALL_RECORD_BYTES = 4096
-_FRAME_BYTES = 16
 _MIN_GZIP_BYTES = 20
-_PARALLEL_FILES = 16
-# Pipelines whose order of records is a permutation of the whole set, and goes on where a run was stopped.
-_IN_MEMORY = ('memory', 'encoded')
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sizes:
-    """What the worker's records amount to; estimated from the first record when no manifest counts them."""
-
-    records: int
-    record_bytes: int
-    """Serialized length of one."""
-    parsed_bytes: int
-    """All of them, parsed; pictures that training mirrors both ways round."""
-    is_counted: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +64,7 @@ class InputFn:
         batch_size = (params or {}).get('batch_size') or self.batch_size
         if self.pipeline == 'exact':
             return pipelines.evaluate_exactly(self.source, self.dataset, batch_size=batch_size, weights=WEIGHTS)
-        if self.pipeline in _IN_MEMORY:
+        if self.pipeline in pipeline_choice.IN_MEMORY:
             return pipelines.train_from_memory(
                 self.source,
                 self.dataset,
@@ -149,7 +130,7 @@ def make_input_fn(
     settings: dict[str, Any] = {'training': training, 'global_batch_size': global_batch_size, 'seed': seed, 'config': config}
     if is_lockstep and num_workers > 1 and config.cache != 'off':
         whole = make_input_fn(files, dataset, batch_size=batch_size, start_step=start_step, **settings)
-        if whole.pipeline in _IN_MEMORY:
+        if whole.pipeline in pipeline_choice.IN_MEMORY:
             logger.info('Every step is divided among %d workers; this one takes part %d', num_workers, worker_index)
             return dataclasses.replace(whole, part=(worker_index, num_workers))
     batch_size = batch_size or global_batch_size
@@ -164,9 +145,9 @@ def make_input_fn(
         _compare_with_manifest(source, facts, file_bytes)
     first = _read_first(source, dataset, file_bytes)
     _check_enough_records(source)
-    sizes = _estimate_sizes(source, dataset, facts, file_bytes, first_record_bytes=len(first))
-    pipeline = _choose_pipeline(dataset, sizes, config) if training else 'exact'
-    _log_choice(pipeline, source, sizes, batch_size=batch_size, config=config)
+    sizes = pipeline_choice.estimate_sizes(source, dataset, facts, file_bytes, first_record_bytes=len(first))
+    pipeline = pipeline_choice.choose(dataset, sizes, config) if training else 'exact'
+    pipeline_choice.log(pipeline, source, sizes, batch_size=batch_size, config=config)
     return InputFn(
         files=source.files,
         corrupt_records=corrupt,
@@ -184,7 +165,7 @@ def make_input_fn(
 
 def _measure_files(paths: Sequence[str]) -> dict[str, int]:
     """Length of each file in bytes, asked for once: on a remote store each is a request."""
-    with concurrent.futures.ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+    with concurrent.futures.ThreadPoolExecutor(pipeline_choice.PARALLEL_FILES) as pool:
         return dict(zip(paths, pool.map(storage.size, paths)))
 
 
@@ -280,110 +261,6 @@ def _check_enough_records(source: pipelines.Source) -> None:
     raise DataError(
         f'{", ".join(source.files)}: {found} records for {source.shard.num_shards} workers; use fewer workers or more data'
     )
-
-
-def _estimate_sizes(
-    source: pipelines.Source,
-    dataset: Dataset,
-    facts: Mapping[str, manifest.FileFacts],
-    file_bytes: Mapping[str, int],
-    *,
-    first_record_bytes: int,
-) -> _Sizes:
-    lengths = [file_bytes[path] for path in source.files]
-    with concurrent.futures.ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        total_bytes = sum(pool.map(_uncompressed_bytes, source.files, source.compressions, lengths))
-    is_counted = all(path in facts for path in source.files)
-    if is_counted:
-        total = sum(facts[path].records for path in source.files)
-    else:
-        total = max(1, round(total_bytes / (first_record_bytes + _FRAME_BYTES)))
-    count = source.shard.count(total)
-    serialized_bytes = max(0, total_bytes // total - _FRAME_BYTES) if total else 0
-    has_strings = any(feature.decoded_dtype == tf.string for feature in dataset.schema.features.values())
-    # The characters of strings are not in the schema's count; no record holds more of them than its length.
-    mirrored_bytes = sum(feature.decoded_bytes for feature in dataset.schema.pictures.values() if feature.is_mirrored)
-    parsed_bytes = count * (dataset.schema.bytes_per_example + mirrored_bytes + (serialized_bytes if has_strings else 0))
-    return _Sizes(count, serialized_bytes, parsed_bytes, is_counted)
-
-
-def _uncompressed_bytes(path: str, compression: str, length: int) -> int:
-    """Length of the file as TensorFlow reads it; for GZIP what its last bytes state, modulo 4 GiB."""
-    if not compression:
-        return length
-    with storage.open_read(path) as file:
-        file.seek(length - 4)
-        stated = struct.unpack('<I', file.read(4))[0]
-    return max(length, stated)
-
-
-def _choose_pipeline(dataset: Dataset, sizes: _Sizes, config: DataConfig) -> str:
-    has_pictures = bool(dataset.schema.pictures)
-    streaming = 'records'
-    if dataset.schema.has_static_shapes and sizes.record_bytes <= _SMALL_RECORD_BYTES and not has_pictures:
-        streaming = 'blocks'
-    if config.cache == 'off':
-        return streaming
-    limit = int(memory.limit_bytes() * config.cache_memory_share)
-    encoded_bytes = sizes.records * sizes.record_bytes
-    # Each epoch sees other windows of a picture, so that only the file is worth keeping.
-    is_cropped = any(feature.image and feature.image.augment == 'crop' for feature in dataset.schema.pictures.values())
-    if not dataset.schema.has_static_shapes:
-        reason = 'features of variable length without max_length cannot be kept as one tensor'
-    elif not is_cropped and sizes.parsed_bytes <= limit:
-        return 'memory'
-    elif has_pictures and encoded_bytes <= limit:
-        return 'encoded'
-    else:
-        needed = (
-            f'{memory.describe(encoded_bytes)} encoded' if has_pictures else f'{memory.describe(sizes.parsed_bytes)} parsed'
-        )
-        reason = (
-            f'{sizes.records:,} records take {needed}, --cache_memory_share={config.cache_memory_share} of '
-            f'{memory.describe(memory.limit_bytes())} allows {memory.describe(limit)}'
-        )
-    if config.cache == 'memory':
-        raise DataError(f'--cache=memory: {reason}; use --cache=auto or off to stream the set')
-    logger.info('Not kept in memory: %s', reason)
-    return streaming
-
-
-def _log_choice(pipeline: str, source: pipelines.Source, sizes: _Sizes, *, batch_size: int, config: DataConfig) -> None:
-    shard = source.shard
-    part = f'every {shard.num_shards}. record from {shard.index} of' if shard.is_by_record else 'all records of'
-    about = '' if sizes.is_counted else 'about '
-    logger.info(
-        'Reading %s %d files (%d GZIP): %s%s records of %s bytes, batch %d',
-        part, len(source.files), sum(map(bool, source.compressions)), about, f'{sizes.records:,}', sizes.record_bytes,
-        batch_size,
-    )  # fmt: skip
-    parsed_record_bytes = sizes.parsed_bytes // max(1, sizes.records)
-    buffered = min(config.shuffle_buffer, sizes.records)
-    if pipeline == 'memory':
-        logger.info(
-            'Training from memory: the parsed set takes %s (twice that while it loads); each epoch is a permutation of it',
-            memory.describe(sizes.parsed_bytes),
-        )
-    elif pipeline == 'encoded':
-        logger.info(
-            'Training from memory: the encoded pictures take %s (twice that while they load) and are decoded each time; each '
-            'epoch is a permutation of them',
-            memory.describe(sizes.records * sizes.record_bytes),
-        )
-    elif pipeline == 'blocks':
-        logger.info(
-            'Training by streaming: chunks of up to %d records are shuffled, then the records of blocks of %d; '
-            'the buffers take %s',
-            pipelines.CHUNK_RECORDS, max(1, config.shuffle_buffer // 2),
-            memory.describe(buffered / 2 * (sizes.record_bytes + 2 * parsed_record_bytes)),
-        )  # fmt: skip
-    elif pipeline == 'records':
-        logger.info(
-            'Training by streaming: a buffer of %d records is shuffled; it takes %s',
-            config.shuffle_buffer, memory.describe(buffered * sizes.record_bytes),
-        )  # fmt: skip
-    else:
-        logger.info('Evaluating every record once: %s%d batches', about, sharding.count_batches(sizes.records, batch_size))
 
 
 if __name__ == '__main__':
