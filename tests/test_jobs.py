@@ -207,7 +207,7 @@ FLAGS = ['--name=digits_1', '--staging_bucket=gs://bucket-a', '--job_dir=gs://bu
     [
         (FLAGS[1:], {}, '--name: missing; expected the name of the job, such as digits_1'),
         ([*FLAGS, '--name=1 2', '--service=ai_platform'], {}, '--name=1 2: expected at most 128 letters'),
-        ([FLAGS[0], FLAGS[2]], {}, '--staging_bucket: expected a path that starts with gs://, got '),
+        ([FLAGS[0], FLAGS[2]], {}, '--staging_bucket: expected a path that starts with gs://, got nothing'),
         (FLAGS[:2], {}, '--job_dir: missing'),
         ([*FLAGS, '--region=mars'], {}, '--region=mars: expected one such as us-central1'),
         ([*FLAGS, '--service=spark'], {}, "--service: invalid choice: 'spark'"),

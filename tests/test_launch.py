@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.launcher import FOREVER, Launcher, end_all, has_been_waited_for, is_gone, lines_of, wait_until
-from trainer import cluster, launch
+from trainer import cluster, folder_lock, launch
 
 Start = Callable[..., Launcher]
 
@@ -274,6 +274,23 @@ def test_nothing_outlives_a_launcher_that_was_killed(start: Start) -> None:
     assert len(pids) == 4
     wait_until(lambda: all(map(is_gone, pids)), 'end of the tasks')
     assert launcher.notes('saved') == ['chief', 'ps']
+
+
+def test_two_launches_do_not_share_a_folder(
+    start: Start, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = start(tasks={'chief': f'note("ready", 1); {FOREVER}'})
+    first.await_notes('ready')
+    monkeypatch.setattr(folder_lock, '_WAIT_SECS', 0.1)
+    assert launch.main([f'--log_dir={first.logs}', '--module=json.tool', '--', '--x']) == 1
+    waiting, problem = capsys.readouterr().err.splitlines()
+    assert waiting == f'{first.logs}: another process works here; waiting up to 0.1 s for its end'
+    assert problem.startswith(f'trainer.launch: error: {first.logs}: another launch runs with its logs in this folder; end it,')
+    # Of one that was killed the folder is free as soon as its tasks have ended.
+    first.process.kill()
+    monkeypatch.undo()
+    with folder_lock.lock(str(first.logs), ''):
+        assert all(map(is_gone, first.pids()))
 
 
 @pytest.mark.parametrize(

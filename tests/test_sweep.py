@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from trainer import study, sweep, trial_process
+from trainer import folder_lock, study, sweep, trial_process
 from trainer.errors import UsageError
 
 # A trial runs the code of the test's file; `report` adds a line as hypertune does.
@@ -272,7 +272,7 @@ for step in range(1, 6):
         process.communicate(timeout=30)
         # What was finished before this start was not started again.
         assert not {line.split()[0] for line in fake.notes('starts')[starts_then:]} & set(finished)
-        with sweep._locked(str(fake.output)):  # the last trials have ended
+        with folder_lock.lock(str(fake.output), ''):  # the last trials have ended
             starts_then = len(fake.notes('starts'))
             spec = sweep.load(f'{tmp_path}/hptuning.yaml', []).hyperparameters
             known = study.Study(f'{fake.output}/sweep.sqlite3', spec, seed=1)
@@ -303,12 +303,14 @@ def test_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_two_sweeps_do_not_share_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, '_LOCK_SECS', 0.1)
-    with sweep._locked(str(tmp_path)):
-        with pytest.raises(Exception, match='another sweep runs'):
-            with sweep._locked(str(tmp_path)):
-                pass
+def test_two_sweeps_do_not_share_a_folder(tmp_path, monkeypatch, capsys):
+    fake = FakeSweep(tmp_path, '')
+    monkeypatch.setattr(folder_lock, '_WAIT_SECS', 0.1)
+    with folder_lock.lock(str(fake.output), ''):
+        assert sweep.main([f'--config={tmp_path}/hptuning.yaml', f'--output_path={fake.output}']) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f'trainer.sweep: error: {fake.output}: another sweep runs in this folder; end it, or take another --output_path'
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
-from trainer import flags, storage, tool_flags
+from trainer import flags, folder_lock, storage, tool_flags
 from trainer.cluster import CHIEF, EVALUATOR, PS, WORKER, output_flag
-from trainer.errors import DataError, UsageError
+from trainer.errors import UsageError
 from trainer.guard import Guard
 from trainer.supervisor import Supervisor, Task
 
@@ -44,34 +44,24 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     Returns:
         The exit code.
     """
-    try:
-        options, task_flags = parse(sys.argv[1:] if argv is None else argv)
-        return run(options, task_flags)
-    except (UsageError, DataError) as error:
-        return _report(error, error.exit_code)
-    except OSError as error:  # no process, no port or no room for a log to be had
-        return _report(error, 1)
-
-
-def _report(error: Exception, exit_code: int) -> int:
-    print('trainer.launch: error:', error, file=sys.stderr)
-    return exit_code
+    return tool_flags.report('trainer.launch', lambda: run(*parse(sys.argv[1:] if argv is None else argv)))
 
 
 def run(options: argparse.Namespace, task_flags: Sequence[str]) -> int:
     """Runs the cluster and returns the exit code.
 
     Raises:
-        DataError: the logs cannot be written.
+        DataError: the logs cannot be written, or another launch writes there.
         OSError: the system gives no port or no process.
     """
     log_dir = os.path.abspath(options.log_dir or find_log_dir(task_flags))
-    guard = Guard()  # before the ports, which it would hold on to
-    tasks = make_tasks(options, log_dir)
-    print(f'[launch] {len(tasks)} task{"" if len(tasks) == 1 else "s"}; logs in {log_dir}', file=sys.stderr, flush=True)
-    command = [sys.executable, '-m', options.module, *task_flags]
-    supervisor = Supervisor(tasks, command, guard, max_restarts=options.max_restarts, grace_secs=options.grace_secs)
-    return supervisor.run()
+    with folder_lock.lock(log_dir, 'another launch runs with its logs in this folder; end it, or take another output folder'):
+        guard = Guard()  # before the ports, which it would hold on to
+        tasks = make_tasks(options, log_dir)
+        print(f'[launch] {len(tasks)} task{"" if len(tasks) == 1 else "s"}; logs in {log_dir}', file=sys.stderr, flush=True)
+        command = [sys.executable, '-m', options.module, *task_flags]
+        supervisor = Supervisor(tasks, command, guard, max_restarts=options.max_restarts, grace_secs=options.grace_secs)
+        return supervisor.run()
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

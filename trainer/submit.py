@@ -45,13 +45,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     Returns:
         The exit code.
     """
-    try:
-        options, args = parse(sys.argv[1:] if argv is None else argv)
-        job = training_input.load(options.config, args)
-        return submit(job, options)
-    except (UsageError, DataError) as error:
-        print('trainer.submit: error:', error, file=sys.stderr)
-        return error.exit_code
+    return tool_flags.report('trainer.submit', lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    options, args = parse(argv)
+    return submit(training_input.load(options.config, args), options)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -15,16 +15,14 @@ Exit codes: 0 done; 1 too many trials failed, or data is wrong; 2 wrong flags; 1
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Optional
 
-from trainer import machines, storage, tool_flags, training_input
+from trainer import folder_lock, machines, storage, tool_flags, training_input
 from trainer.errors import DataError, UsageError
 from trainer.guard import SAVE_SECS, Guard
 from trainer.training_input import EVALUATOR, PARAMETER_SERVER, WORKER, TrainingInput
@@ -37,7 +35,6 @@ except ImportError as missing:  # of the extra that the rest of the package does
 
 _POLL_SECS = 0.3
 _ALIKE = 3  # trials, the first of a sweep, that fail in the same way before it is given up
-_LOCK_SECS = SAVE_SECS + 5  # in which the trials of a sweep that was killed have ended
 _FILE = 'sweep.sqlite3'
 
 
@@ -50,23 +47,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     Returns:
         The exit code.
     """
+    return tool_flags.report('trainer.sweep', lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    options, args = parse(argv)
+    job = load(options.config, args)
     try:
-        options, args = parse(sys.argv[1:] if argv is None else argv)
-        job = load(options.config, args)
-        with _locked(options.sweep_dir):
+        with folder_lock.lock(options.sweep_dir, 'another sweep runs in this folder; end it, or take another --output_path'):
             return Sweep(job, options).run()
-    except (UsageError, DataError) as error:
-        return _report(error, error.exit_code)
     except study.StorageError as error:
         reason = f'{storage.join(options.sweep_dir, _FILE)}: cannot be read or written any more ({error.__cause__ or error})'
-        return _report(DataError(f'{reason}; what it has is kept: mend that and run the same command again'), 1)
-    except OSError as error:  # no process to be had, or no room
-        return _report(error, 1)
-
-
-def _report(error: Exception, exit_code: int) -> int:
-    print('trainer.sweep: error:', ' '.join(str(error).split()), file=sys.stderr)
-    return exit_code
+        raise DataError(f'{reason}; what it has is kept: mend that and run the same command again') from error
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -145,25 +137,6 @@ def make_command(job: TrainingInput, params: dict, *, job_dir: str, log_dir: str
         '--',
         *task_flags,
     ]
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Keeps other sweeps out of the folder. The guard has it too, so that of a killed sweep no trial runs any more."""
-    storage.make_dirs(folder)
-    with storage.open_append(storage.join(folder, '.lock')) as lock:
-        deadline = time.monotonic() + _LOCK_SECS
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise DataError(
-                        f'{folder}: another sweep runs in this folder; end it, or take another --output_path'
-                    ) from None
-                time.sleep(_POLL_SECS)
-        yield
 
 
 class Sweep:

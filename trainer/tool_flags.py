@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from trainer import flags
-from trainer.errors import UsageError, did_you_mean
+from trainer.errors import DataError, UsageError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,3 +38,20 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(f'{name} is a flag of the trainer; they come after --')
             raise UsageError(f'unknown flag {name}{did_you_mean(name, [f"--{known}" for known in vars(options)])}')
         return options, list(argv[end + 1 :])
+
+
+def report(tool: str, work: Callable[[], int]) -> int:
+    """Does a tool's work and returns its exit code; an error is printed as one line.
+
+    Args:
+        tool: its name, such as 'trainer.sweep'.
+        work: returns an exit code; what it raises beside UsageError, DataError and OSError is a fault of the tool.
+    """
+    try:
+        return work()
+    except (UsageError, DataError) as error:
+        message, code = str(error), error.exit_code
+    except OSError as error:  # no process, no port or no room to be had
+        message, code = str(error), 1
+    print(f'{tool}: error:', ' '.join(message.split()), file=sys.stderr)
+    return code

@@ -193,7 +193,8 @@ def check_gs_path(path: str, where: str) -> None:
         where: the flag, or file and key, for messages.
     """
     if not path.startswith('gs://'):
-        raise UsageError(f'{where}: expected a path that starts with gs://, got {path}')
+        got = path or 'nothing'
+        raise UsageError(f'{where}: expected a path that starts with gs://, got {got}')
     if not _GS_PATH.fullmatch(path):
         bucket = path[5:].partition('/')[0]
         remedy = (
