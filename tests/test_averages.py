@@ -9,9 +9,11 @@ import tensorflow as tf
 from tests import fakes
 from trainer import checkpoints, export
 from trainer.averages import wrap_model_fn
-from trainer.config import Config, DataConfig, DistributionConfig, ModelConfig, OptimizerConfig
+from trainer.cluster import Cluster
+from trainer.config import Config, DataConfig, DistributionConfig, ModelConfig, OptimizerConfig, RunConfig
 from trainer.datasets import Dataset
 from trainer.errors import DataError, UsageError
+from trainer.experiment import Experiment
 from trainer.features import Feature, Schema
 from trainer.models import mlp
 
@@ -71,6 +73,16 @@ def test_averages_do_not_depend_on_steps_per_loop(tmp_path):
     looped = _get(_train(tmp_path / 'loop', 6, steps_per_loop=6), 'average/')
     for name, value in _get(_train(tmp_path / 'steps', 6), 'average/').items():
         np.testing.assert_array_equal(looped[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(('mode', 'is_averaged', 'expected'), [('eval', True, 1.0), ('eval', False, 0.0), ('train', True, 0.0)])
+def test_what_does_not_train_finds_the_averages_by_itself(tmp_path, mode, is_averaged, expected):
+    if is_averaged:
+        _train(tmp_path, 2)
+    else:
+        fakes.train_looped(mlp.model_fn, tmp_path, max_steps=1, steps_per_loop=1)
+    config = Config(run=RunConfig(mode=mode, output_path=str(tmp_path)), data=DATA)
+    assert Experiment(config, Cluster(), {})._find_ema_decay() == expected
 
 
 def test_run_without_averages_is_named(tmp_path):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from trainer.data_errors import translate_errors
 from trainer.datasets import MNIST
 from trainer.errors import DataError
-from trainer.experiment import translate_errors
 
 
 @pytest.mark.parametrize('kind', [DataError, ValueError, RuntimeError, tf.errors.InvalidArgumentError])

@@ -49,6 +49,14 @@ def _get_name(variable: Any) -> str:
     return re.sub(r'/replica_\d+$', '', variable.op.name)
 
 
+def are_in(checkpoint: str) -> bool:
+    """Says whether a checkpoint holds averages of weights; where it cannot be read, whoever restores it will say so."""
+    try:
+        return any(name.startswith(_PREFIX) for name, _ in tf.train.list_variables(checkpoint))
+    except (tf.errors.OpError, ValueError, RuntimeError):
+        return False
+
+
 def is_averaged(variable: Any) -> bool:
     """Says whether a variable is a weight, or a statistic of batch normalisation, which belongs to the weights."""
     name = _get_name(variable)

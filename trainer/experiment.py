@@ -9,7 +9,7 @@ import logging
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
@@ -32,9 +32,10 @@ from trainer import (
 )
 from trainer.cluster import EVALUATOR, Cluster, export_dir, output_dir, output_flag
 from trainer.config import TRAINING_MODES, Config
-from trainer.datasets import Dataset, get_dataset
+from trainer.data_errors import translate_errors
+from trainer.datasets import get_dataset
 from trainer.distribute import ONE_DEVICE, PARAMETER_SERVER, TPU, Distribution, make_distribution
-from trainer.errors import DataError, UsageError
+from trainer.errors import UsageError
 from trainer.evaluation import Evaluator
 from trainer.models import get_model, get_serving_dataset, parse_model_params
 from trainer.schedules import make_schedule
@@ -62,8 +63,8 @@ class Experiment:
         self.serving_dataset = get_serving_dataset(config.model.model, self.dataset)
         # Updates are counted, and averaged after, once their gradients are complete.
         model_fn = accumulation.wrap_model_fn(get_model(config.model.model), config.optimizer.micro_batches)
-        self.model_fn = averages.wrap_model_fn(model_fn, config.optimizer.ema_decay)
         self.output_dir = output_dir(config.run, cluster, environ)
+        self.model_fn = averages.wrap_model_fn(model_fn, self._find_ema_decay())
         self.export_dir = export_dir(config.run, cluster, environ)
         strategy = config.distribution.distribution_strategy
         if config.run.mode in TRAINING_MODES or (config.run.mode == 'eval' and strategy == TPU):
@@ -170,6 +171,14 @@ class Experiment:
             eval_batch_size=self.config.data.eval_batch_size,
             summary_steps=self.config.loop.summary_steps,
         )
+
+    def _find_ema_decay(self) -> float:
+        """As set; where nothing is trained, a checkpoint with averages says by itself that they are to be taken."""
+        config = self.config
+        if config.optimizer.ema_decay or config.run.mode in TRAINING_MODES:
+            return config.optimizer.ema_decay
+        path = checkpoints.find_latest(self.output_dir)
+        return 1.0 if path and averages.are_in(path) else 0.0
 
     def _run_settings(self) -> dict[str, Any]:
         return {
@@ -309,34 +318,6 @@ class Experiment:
     def _write_config(self) -> None:
         content = {'config': self.config.to_dict(), 'versions': VERSIONS, 'task': self.cluster.name}
         storage.write_atomic(storage.join(self.output_dir, 'config.json'), json.dumps(content, indent=2) + '\n')
-
-
-@contextlib.contextmanager
-def translate_errors(dataset: Dataset, files: Sequence[str]) -> Iterator[None]:
-    """Turns an error of TensorFlow that a bad record causes into a DataError that names the file and the record."""
-    try:
-        with _errors_as_raised():
-            yield
-    # UnicodeDecodeError: TensorFlow quotes the bytes of a record that does not parse, which Python takes for text.
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError, tf.errors.OutOfRangeError, UnicodeDecodeError) as error:
-        culprit = records.diagnose(files, dataset)
-        if culprit is None:
-            raise
-        raise DataError(culprit) from error
-
-
-@contextlib.contextmanager
-def _errors_as_raised() -> Iterator[None]:
-    """Gives back what a model_fn raised: under a strategy TensorFlow converts it and raises a StagingError in its place."""
-    try:
-        yield
-    except Exception as error:
-        original: BaseException = error
-        while original.__suppress_context__ and hasattr(original.__context__, 'ag_error_metadata'):
-            original = original.__context__  # type: ignore[assignment]
-        if original is error:
-            raise
-        raise original from original.__cause__
 
 
 def _list_devices() -> str:

@@ -24,8 +24,9 @@ import tensorflow as tf
 from trainer import compat, flags, hooks, inputs, loop, pipelines
 from trainer.cluster import read_cluster
 from trainer.config import ClusterConfig, DistributionConfig
+from trainer.data_errors import translate_errors
 from trainer.errors import DataError, UsageError
-from trainer.experiment import Experiment, translate_errors
+from trainer.experiment import Experiment
 
 # Of each measurement, after half as long to warm up.
 MEASURE_SECS = 4.0

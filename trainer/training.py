@@ -18,9 +18,10 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from trainer import checkpoints, compat, distribute, hooks, loop, peers, records, replicas, stopping, tpu, warm_start, watchdog
+from trainer.data_errors import translate_errors
 from trainer.errors import DataError, Terminated
 from trainer.evaluation import EvaluationListener, Evaluator
-from trainer.experiment import Experiment, translate_errors
+from trainer.experiment import Experiment
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from trainer import convert
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(320),
     pytest.mark.skipif(
         not tf.__version__.startswith('2.15.'), reason='the simulator replaces private parts of TensorFlow 2.15'
     ),
@@ -51,7 +51,7 @@ def _start(cores, hosts, digits, output, **settings):
 def _run(*args, code=0, **settings):
     """Steps of each session call, and what was printed."""
     process = _start(*args, **settings)
-    out, err = process.communicate(timeout=150)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == code, err[-4000:]
     return json.loads(out.splitlines()[-1])['loops'] if args[0] else None, err
 
@@ -135,6 +135,22 @@ def test_warm_start_reads_on_the_host(digits, tmp_path):
     first, second = _read_weights(tmp_path / 'first', 25), _read_weights(tmp_path / 'second', 1)
     assert second['global_step'] == 1
     np.testing.assert_array_equal(second['hidden1/weights'], first['hidden1/weights'])
+
+
+@pytest.mark.parametrize(
+    ('settings', 'moved'),
+    [
+        ({'model': 'resnet50', 'optimizer': 'lars', 'max_steps': 1}, 'stage1/block1/conv3_norm/gamma'),
+        ({'model': 'dcgan', 'gan_size': 16, 'gan_filters': 4, 'n_disc': 2, 'max_steps': 2}, 'generator_average/up1/weights'),
+        ({'model': 'mlp', 'ema_decay': 0.9, 'micro_batches': 2, 'weight_decay': 0.01}, 'average/hidden1/weights'),
+    ],
+    ids=['resnet50', 'dcgan', 'averages'],
+)
+def test_large_models_make_steps(digits, tmp_path, settings, moved):
+    _run(2, 1, digits, tmp_path / 'out', **{'mode': 'train', 'batch_size': 8, 'eval_batch_size': 8, **settings})
+    weights = _read_weights(tmp_path / 'out', settings.get('max_steps', 25))
+    assert weights[moved].any() and all(np.isfinite(value).all() for value in weights.values())
+    assert not [name for name in weights if 'replica' in name]
 
 
 @pytest.mark.parametrize(
